@@ -1,0 +1,1 @@
+"""What computes: configuration, weights, the forward pass, sampling."""

@@ -1,0 +1,1 @@
+"""Who runs next: requests, policies, the scheduler and its plans. Imports no torch."""

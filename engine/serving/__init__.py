@@ -1,0 +1,1 @@
+"""Who asks: the engine thread, the OpenAI routes, workloads."""

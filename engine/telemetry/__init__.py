@@ -1,0 +1,1 @@
+"""What happened: step records, metrics, traces. Imports no torch."""

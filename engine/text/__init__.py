@@ -1,0 +1,1 @@
+"""Tokens to text and back: chat template, incremental detokenizing, stop strings."""
