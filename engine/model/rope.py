@@ -51,20 +51,19 @@ class RopeParameters:
         rotated_part = nested.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         if rotated_part != 1.0:
             raise ModelError(f"partial_rotary_factor {rotated_part} is not supported; this engine rotates whole heads")
+        theta = _positive("rope_theta", theta)
         if rope_type == "default":
-            return cls(rope_theta=_positive("rope_theta", theta))
+            return cls(theta)
+        factor = _positive("factor", nested.get("factor"))
         if rope_type == "linear":
-            factor = _positive("factor", nested.get("factor"))
-            return cls(rope_theta=_positive("rope_theta", theta), rope_type="linear", factor=factor)
+            return cls(theta, "linear", factor)
+        low = _positive("low_freq_factor", nested.get("low_freq_factor"))
+        high = _positive("high_freq_factor", nested.get("high_freq_factor"))
+        if high <= low:
+            raise ModelError(f"config: RoPE's high_freq_factor ({high}) must be more than its low_freq_factor ({low})")
         original = nested.get("original_max_position_embeddings", max_position_embeddings)
-        return cls(
-            rope_theta=_positive("rope_theta", theta),
-            rope_type="llama3",
-            factor=_positive("factor", nested.get("factor")),
-            low_freq_factor=_positive("low_freq_factor", nested.get("low_freq_factor")),
-            high_freq_factor=_positive("high_freq_factor", nested.get("high_freq_factor")),
-            original_max_position_embeddings=int(_positive("original_max_position_embeddings", original)),
-        )
+        original = int(_positive("original_max_position_embeddings", original))
+        return cls(theta, "llama3", factor, low, high, original)
 
 
 def _positive(name: str, value: object) -> float:
@@ -82,6 +81,10 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> Tensor:
     elif rope.rope_type == "llama3":
         inv_freq = _llama3_scaled(inv_freq, rope)
     if rope.frequency_divisors:
+        if len(rope.frequency_divisors) != len(inv_freq):
+            raise ModelError(
+                f"RoPE has {len(rope.frequency_divisors)} frequency divisors; head_dim {head_dim} needs {len(inv_freq)}"
+            )
         inv_freq = inv_freq / torch.tensor(rope.frequency_divisors, dtype=torch.float32, device="cpu")
     return inv_freq
 
@@ -92,10 +95,11 @@ def _llama3_scaled(inv_freq: Tensor, rope: RopeParameters) -> Tensor:
     A pair that turns often within the original context tells near tokens apart and is kept; one that doesn't finish a
     turn tells far positions apart and is slowed down by `factor`; between the two bands the scaling blends linearly.
     """
-    turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # whole turns in the original context
+    wavelength = 2 * math.pi / inv_freq  # positions in one turn
+    turns = rope.original_max_position_embeddings / wavelength  # within the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)  # 0: slowed down, 1: kept
-    return blend * inv_freq + (1.0 - blend) * inv_freq / rope.factor
+    return (1.0 - blend) * inv_freq / rope.factor + blend * inv_freq
 
 
 class RotaryEmbedding(nn.Module):
