@@ -1,0 +1,96 @@
+"""The memory that keys and values lie in: one tensor for the whole pool, and what may be done to its slots.
+
+Owns layout, clearing, copying and writing. Never knows who a block belongs to, which blocks are free, or how
+attention reads. Letters: L layers, B blocks, H key/value heads, S slots (tokens) of a block, D head size, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.scheduling.plan import BlockCopy
+
+
+class KVTensors:
+    """Keys and values of all layers, `(L, 2, (B + 2) * H, S, D)`.
+
+    Rows are (block, head) pairs: one `index_select` on a layer's first dimension, with ids `block * H + head`, gathers
+    a request's keys as `(H, blocks * S, D)`, the layout that `bmm` wants, without a transpose.
+
+    Two blocks more than asked for: NULL is read where a block table is padded, is zero and never written; TRASH is
+    written by rows that nobody asked for (padding, inactive slots) and never read by a real one.
+
+    Raises MemoryError, with the size in words, when the pool does not fit.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool needs at least 1 block of 1 token, got {num_blocks} blocks of {block_size}")
+        self.num_layers, self.num_blocks, self.block_size = num_layers, num_blocks, block_size
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.null_block, self.trash_block = num_blocks, num_blocks + 1
+        shape = (num_layers, 2, (num_blocks + 2) * num_kv_heads, block_size, head_dim)
+        self.storage = _allocate(shape, dtype, torch.device(device))
+        self._by_block = self.storage.view(num_layers, 2, num_blocks + 2, num_kv_heads, block_size, head_dim)
+        self._slots = self.storage.view(num_layers, 2, -1, head_dim)  # a row for each (block, head, slot)
+        self.keys = [self.storage[layer, 0] for layer in range(num_layers)]
+        self.values = [self.storage[layer, 1] for layer in range(num_layers)]
+        self._head_ids = torch.arange(num_kv_heads, device=self.storage.device)
+        self.clear([self.null_block, self.trash_block])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the pool in bytes, the two extra blocks included."""
+        return self.storage.numel() * self.storage.element_size()
+
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Zero these blocks in every layer, whatever they held (NaN too)."""
+        if block_ids:
+            ids = torch.tensor(block_ids, dtype=torch.int64, device=self.storage.device)
+            self._by_block.index_fill_(2, ids, 0)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first `num_tokens` slots of each `src` block to `dst`; the rest of `dst` becomes zero.
+
+        A copy reads what `src` held before this call: chains need several calls.
+        """
+        if not copies:
+            return
+        kept = [self._by_block[:, :, c.src, :, : c.num_tokens].clone() for c in copies]  # (L, 2, H, n, D)
+        self.clear([c.dst for c in copies])
+        for c, values in zip(copies, kept, strict=True):
+            self._by_block[:, :, c.dst, :, : c.num_tokens] = values
+
+    def slot_rows(self, block_ids: Tensor, offsets: Tensor) -> Tensor:
+        """Rows for `write`: token n goes to slot `offsets[n]` of block `block_ids[n]`, once for each head. (N * H,)"""
+        rows = (block_ids[:, None] * self.num_kv_heads + self._head_ids) * self.block_size + offsets[:, None]  # (N, H)
+        return rows.reshape(-1)
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slot_rows: Tensor) -> None:
+        """Store keys and values of N tokens, each `(N, H, D)`, at the rows from `slot_rows`."""
+        self._slots[layer, 0].index_copy_(0, slot_rows, k.reshape(-1, self.head_dim))
+        self._slots[layer, 1].index_copy_(0, slot_rows, v.reshape(-1, self.head_dim))
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory that is not touched yet: a block costs pages only once it was handed out (and cleared)."""
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    words = f"the KV pool needs {size / 2**30:.2f} GiB on {device}; use fewer or smaller blocks, or a smaller dtype"
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises a plain RuntimeError
+        raise MemoryError(words) from error

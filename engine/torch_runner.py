@@ -1,0 +1,135 @@
+"""The runner that computes: a step plan through the model and the sampler, on the pool's tensors.
+
+Owns the K/V tensors and the pass from a plan to sampled tokens. Never knows why a plan is as it is: policies, block
+bookkeeping and what a token means to its request stay with the scheduler. The idea of one packed batch an iteration
+is Orca's (Yu et al., 2022).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kv.paged_attention import PagedAttention
+from engine.kv.tensors import KVTensors
+from engine.model.attention import Attend
+from engine.model.config import ModelConfig
+from engine.model.sampler import SamplingRow, sample
+from engine.packing import BlockTables, PackedPass, pack, pack_by_role
+from engine.scheduling.plan import SampledToken, ScheduledRequest, StepOutput, StepPlan
+
+
+class Model(Protocol):
+    """What the runner asks of a model; `engine.model.llama.Llama` is the plainest one."""
+
+    config: ModelConfig
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """token_ids and positions (N,) -> hidden states (N, hidden)."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(M, hidden) -> (M, vocab) float32."""
+
+
+class TorchRunner:
+    """`Runner` on torch. Call it under `torch.inference_mode()`, always from one thread; it changes no global state.
+
+    A model with two forms of its weights has an attribute `answer_form`: the model that computes an answer's tokens,
+    where the model itself computes a prompt's. A model whose query weights hold the attention scale already says so
+    with `attention_scale = 1.0`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        vocab_size: int | None = None,
+    ) -> None:
+        """`dtype` is that of keys and values, the model's own; `vocab_size` the tokenizer's largest id + 1: ids past it
+        are never sampled. Raises MemoryError when the pool does not fit."""
+        self.model, self.config = model, model.config
+        self.answer_form: Model | None = getattr(model, "answer_form", None)
+        self.scale = getattr(model, "attention_scale", self.config.head_dim**-0.5)
+        self.dtype, self.device = dtype, torch.device(device)
+        self.vocab_size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
+        self.reset_pool(num_blocks, block_size)
+
+    def reset_pool(self, num_blocks: int, block_size: int) -> None:
+        """See Runner."""
+        c = self.config
+        sizes = (c.num_hidden_layers, num_blocks, block_size, c.num_key_value_heads, c.head_dim)
+        kv = KVTensors(*sizes, dtype=self.dtype, device=self.device)
+        self.kv, self.tables = kv, BlockTables(kv)
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """See Runner. Raises whatever torch raises; then nothing was sampled and the step can be given up whole."""
+        began = time.perf_counter()
+        self.kv.clear(plan.new_block_ids)
+        self.kv.copy(plan.copies)
+        passes = self._passes(plan)
+        packed = time.perf_counter()
+        hidden = [self._forward(model, one) for model, one in passes]
+        sampling = [s for _, one in passes for s in one.sampling]
+        logits = self.model.logits(torch.cat(hidden)) if sampling else None  # (M, vocab)
+        computed = time.perf_counter()
+        sampled, errors = self._sample(logits, sampling)
+        ended = time.perf_counter()
+        return StepOutput(sampled, errors, packed - began, computed - packed, ended - computed)
+
+    def _passes(self, plan: StepPlan) -> list[tuple[Model, PackedPass]]:
+        """What to compute with which form of the weights, in order; a pass without rows is left out."""
+        if self.answer_form is None:
+            passes = [(self.model, pack(plan, self.tables, self.device))]
+        else:
+            prompts, answers = pack_by_role(plan, self.tables, self.device)
+            passes = [(self.model, prompts), (self.answer_form, answers)]
+        return [(model, one) for model, one in passes if len(one.token_ids)]
+
+    def _forward(self, model: Model, one: PackedPass) -> Tensor:
+        """Hidden states of the rows that sample: (M, hidden)."""
+        attend = PagedAttention(self.kv, one.slot_rows, one.decode, one.chunks, self.scale)
+        hidden = model(one.token_ids, one.positions, attend)  # (N, hidden)
+        return hidden.index_select(0, one.sample_rows)
+
+    def _sample(
+        self, logits: Tensor | None, sampling: list[ScheduledRequest]
+    ) -> tuple[dict[int, SampledToken], dict[int, str]]:
+        if logits is None:
+            return {}, {}
+        results = sample(logits, [_sampling_row(s) for s in sampling], self.vocab_size)
+        sampled: dict[int, SampledToken] = {}
+        errors: dict[int, str] = {}
+        for s, result in zip(sampling, results, strict=True):
+            if isinstance(result, str):
+                errors[s.request_id] = result
+            else:
+                sampled[s.request_id] = SampledToken(result.token_id, result.logprob, result.top_logprobs)
+        return sampled, errors
+
+
+def _sampling_row(scheduled: ScheduledRequest) -> SamplingRow:
+    """A request's settings as plain values. The draw depends on its seed and the length of its answer, nothing else."""
+    request, params = scheduled.request, scheduled.request.params
+    return SamplingRow(
+        greedy=params.is_greedy,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=request.seed,
+        output_index=len(request.output_token_ids),
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        min_tokens=params.min_tokens,
+        eos_token_ids=request.eos_token_ids,
+        logprobs=params.logprobs,
+    )
