@@ -21,7 +21,7 @@ class Runner(Protocol):
         """
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Compute `plan`: clear its new blocks, carry out its copies, run its tokens, sample where asked.
+        """Compute `plan`: carry out its copies, clear its new blocks, run its tokens, sample where asked.
 
         A request whose logits are not finite gets an entry in `errors`. Anything raised fails the whole step.
         """

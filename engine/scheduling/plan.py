@@ -13,7 +13,7 @@ from engine.scheduling.request import Request
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy-on-write: before anything is written, copy the first `num_tokens` slots of block `src` to block `dst`."""
+    """Copy-on-write: copy the first `num_tokens` slots of block `src` to block `dst` and clear the rest of `dst`."""
 
     src: int
     dst: int
@@ -50,9 +50,10 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, decided. `new_block_ids` were just taken from the pool: they are cleared before anything is written,
-    because masked attention still multiplies what it reads (0 x NaN is NaN). `num_inactive_rows` are the rows that a
-    static batch computes for slots whose request has ended."""
+    """One step, decided. A runner carries out `copies` first, reading every source before it writes any destination
+    (a source may have been handed out again in this same step). Then it clears `new_block_ids`, just taken from the
+    pool, because masked attention still multiplies what it reads (0 x NaN is NaN); destinations of copies are not
+    among them. `num_inactive_rows` are the rows that a static batch computes for slots whose request has ended."""
 
     step: int
     scheduled: tuple[ScheduledRequest, ...] = ()
@@ -68,7 +69,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The next token of one request. `top_logprobs` are (token id, log-probability) of the raw distribution, best first."""
+    """The next token of one request. `top_logprobs` are (token id, log-probability), raw, best first."""
 
     token_id: int
     logprob: float | None = None
