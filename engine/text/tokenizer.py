@@ -29,8 +29,9 @@ RESERVED_TEMPLATE_ARGUMENTS = (
 class Tokenizer:
     """A model's tokenizer: `encode`, `decode`, `chat_tokens`.
 
-    `eos_token_ids` are all ids that end an answer. `vocab_size` is the highest token id plus one, which padded or
-    sparse vocabularies make different from the number of tokens. `hidden_token_ids` never show in text.
+    `eos_token_ids` are all ids that end an answer: the model's and, as in vLLM, the tokenizer's own. `vocab_size` is
+    the highest token id plus one, which in sparse vocabularies is not the number of tokens. `special_texts` are the
+    special tokens' names by id; `hidden_token_ids`, these and the end-of-sequence ids, never show in text.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         own_eos = () if fast.eos_token_id is None else (fast.eos_token_id,)
-        self.eos_token_ids: frozenset[int] = frozenset(eos_token_ids) or frozenset(own_eos)
+        self.eos_token_ids: frozenset[int] = frozenset(eos_token_ids).union(own_eos)
         self.bos_token_id: int | None = fast.bos_token_id
         self.vocab_size: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         added = self._backend.get_added_tokens_decoder()

@@ -26,11 +26,8 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """
     if not folder.is_dir():
         raise TextError(f"{folder} is neither a folder with a tokenizer nor a .gguf file")
-    kind: Any = PreTrainedTokenizerFast
-    if not (folder / "tokenizer.json").is_file():
-        from transformers import AutoTokenizer as kind  # takes seconds to import
     try:
-        fast = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        fast = _library_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises almost anything for a damaged file
         raise TextError(f"no tokenizer can be read from {folder}: {error}") from error
     if not isinstance(fast, PreTrainedTokenizerFast):
@@ -38,8 +35,16 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return fast
 
 
+def _library_class(folder: Path) -> Any:
+    if (folder / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer  # imports torch, which the other way does without
+
+    return AutoTokenizer
+
+
 def eos_ids_in(folder: Path) -> frozenset[int]:
-    """All end-of-sequence ids: those of generation_config.json, else of config.json, an id or a list; else none.
+    """The end-of-sequence ids of generation_config.json, else of config.json, an id or a list; else none.
 
     Llama 3 lists three, of which its tokenizer names one: with that alone answers would run on past `<|eot_id|>`.
     """
