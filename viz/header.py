@@ -1,0 +1,53 @@
+"""The head of the page: what runs now, in one line, kept true by the browser.
+
+Owns the facts that the line shows. Never knows how they are drawn (`static/page/status.js`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+SHOWN = (
+    "step",
+    "policy",
+    "decode_selection",
+    "kv_layout",
+    "prefix_caching",
+    "block_size",
+    "num_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "paused",
+    "step_delay_s",
+    "draining",
+    "model",
+    "device",
+    "dtype",
+    "quantization",
+)
+
+
+def status_of(service: Any, locked: bool) -> dict[str, Any]:
+    """What `/ui/state` answers: settings and counts, no text of anybody."""
+    state: Mapping[str, Any] = service.state()
+    status = {key: state[key] for key in SHOWN if key in state}
+    status["num_waiting"] = len(state.get("pending_prefill") or ())
+    status["num_running"] = len(state.get("pending_decode") or ())
+    status["locked"] = locked
+    status["down"] = service.health()
+    return status
+
+
+def build(service: Any, locked: bool) -> gr.HTML:
+    """The line; its `sync` event says that settings are not what this page shows any more."""
+    return gr.HTML(
+        value=status_of(service, locked),
+        html_template='<header class="pg-header"></header>',
+        js_on_load="Playground.mountStatus(element.querySelector('.pg-header'), trigger, props, 'sync')",
+        apply_default_css=False,
+        elem_id="status",
+    )
