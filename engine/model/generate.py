@@ -11,7 +11,7 @@ the front so that all rows end together, X are inactive slots behind the end, co
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Generation:
     token_ids: list[list[int]]
     num_computed_tokens: int = 0
     num_wasted_tokens: int = 0
-    num_steps: int = field(default=0)
+    num_steps: int = 0
 
 
 @torch.inference_mode()
@@ -118,7 +118,8 @@ def _static_batch(
         hidden = model(new_columns.flatten(), positions.flatten(), attend)  # (B * S, hidden)
         newest = _most_likely(model, hidden.view(*new_columns.shape, -1)[:, -1])  # B ids
         result.num_computed_tokens += new_columns.numel()
-        result.num_wasted_tokens += _num_wasted(padding, result.token_ids, is_finished, start, new_columns.shape[1])
+        ends = [longest + len(answer) - ended for answer, ended in zip(result.token_ids, is_finished, strict=True)]
+        result.num_wasted_tokens += _num_wasted(padding, ends, start, start + new_columns.shape[1])
         result.num_steps += 1
         for row, token in enumerate(newest):
             if not is_finished[row]:  # an inactive slot's token is nobody's
@@ -140,17 +141,10 @@ def logical_positions(num_padding_tokens: Tensor, start: int, num_new: int) -> T
     return (physical[None, :] - num_padding_tokens[:, None]).clamp(min=0)
 
 
-def _num_wasted(
-    padding: Sequence[int], answers: Sequence[Sequence[int]], is_finished: Sequence[bool], start: int, num_new: int
-) -> int:
-    """Tokens of this pass that belong to no logical sequence: padding in front, inactive slots behind."""
-    end = start + num_new
-    num_rows_steps = max(len(answer) for answer in answers)  # the longest row's tokens, all of them in the rectangle
-    wasted = sum(max(0, min(count, end) - start) for count in padding)
-    for answer, ended in zip(answers, is_finished, strict=True):
-        if ended:
-            wasted += min(num_new, num_rows_steps - len(answer) + 1)
-    return wasted
+def _num_wasted(padding: Sequence[int], ends: Sequence[int], start: int, end: int) -> int:
+    """Of the rectangle's physical columns `start` to `end`: padding before a row's tokens, inactive slots behind."""
+    useful = sum(max(0, min(end, last) - max(start, first)) for first, last in zip(padding, ends, strict=True))
+    return len(padding) * (end - start) - useful
 
 
 def _most_likely(model: Llama, hidden: Tensor) -> list[int]:
