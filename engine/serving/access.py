@@ -25,6 +25,7 @@ class RequireApiKey:
         self._app, self._api_key = app, api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
         if scope["type"] != "lifespan" and scope["path"].startswith(_PROTECTED) and not self._is_allowed(scope):
             error = ApiError(
                 401,
@@ -48,6 +49,7 @@ class EchoRequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
         request_id = _header(scope["headers"], b"x-request-id") if scope["type"] == "http" else b""
         if not request_id or len(request_id) > _MAX_REQUEST_ID_BYTES:
             await self._app(scope, receive, send)

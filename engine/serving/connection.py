@@ -53,6 +53,7 @@ class EventStreamResponse(Response):
         self._events, self._on_close = events, on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
         sender = asyncio.ensure_future(self._send_all(send))
         watcher = asyncio.ensure_future(_disconnected(receive))
         try:

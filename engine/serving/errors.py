@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.scheduling.sampling_params import InvalidRequest
+from engine.serving.connection import ClientGone
 from engine.serving.service_errors import EngineDead, QueueFull
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(429, str(error), headers={"Retry-After": "1"})
         case EngineDead():
             return ApiError(503, str(error), headers={"Retry-After": "5"})
+        case ClientGone():
+            return ApiError(499, "the client closed the connection")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
     frames = "".join(traceback.format_tb(error.__traceback__))

@@ -36,6 +36,7 @@ class LimitBodies:
         self._app, self._limits = app, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

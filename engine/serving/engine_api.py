@@ -1,0 +1,114 @@
+"""The routes that show and steer the engine: health, metrics, state, steps, trace, control.
+
+Owns their form over HTTP. Never knows what a setting does; the service says what it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.serving.access import refuse_cross_site
+from engine.serving.errors import ApiError
+from engine.serving.json_body import body_schema, read_json
+from engine.telemetry.metrics import CONTENT_TYPE
+from engine.telemetry.ring import Steps
+
+if TYPE_CHECKING:
+    from engine.serving.service import EngineService
+
+_STEPS_PER_PIECE = 64
+
+
+class Control(BaseModel):
+    """Any subset of these; what needs an empty pool drains first and the state says so."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    policy: Literal["static", "decode_first", "prefill_first", "mixed", "continuous"] | None = None
+    decode_selection: Literal["round_robin", "sticky"] | None = None
+    kv_layout: Literal["paged", "contiguous"] | None = None
+    prefix_caching: bool | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    paused: bool | None = None
+    step: Annotated[int, Field(ge=1, le=1000)] | None = None
+    step_delay_s: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
+
+
+def engine_router(service: EngineService, *, are_controls_locked: bool) -> APIRouter:
+    """`/health`, `/metrics` and the routes under `/engine`."""
+    router = APIRouter(tags=["Engine"])
+
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health")
+    async def health() -> Response:
+        """Whether the engine answers."""
+        reason = service.health()
+        if reason is not None:
+            raise ApiError(503, reason)
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus text, in vLLM's names."""
+        return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    @router.get("/engine/state")
+    async def state() -> dict[str, Any]:
+        """The newest snapshot."""
+        return service.state()
+
+    @router.get("/engine/steps")
+    async def steps(request: Request) -> Response:
+        """Step records newer than `since`, oldest first; `base` when the reader has to start over.
+
+        Query: `since` (a step number), `epoch` (as the answer before told it), `limit` (most records to send).
+        """
+        query = request.query_params
+        newer = service.steps(
+            _number(query.get("since"), "since"), query.get("epoch"), _number(query.get("limit"), "limit")
+        )
+        return StreamingResponse(_steps_json(newer), media_type="application/json")
+
+    @router.post("/engine/control", openapi_extra=body_schema(Control))
+    async def control(request: Request) -> dict[str, Any]:
+        """Change settings, pause, step; the answer is the state."""
+        refuse_cross_site(request)
+        if are_controls_locked:
+            raise ApiError(403, "the controls of this server are locked (--lock-controls)", code="controls_locked")
+        changes = (await read_json(request, Control)).model_dump(exclude_none=True)
+        return await asyncio.to_thread(service.control, changes)
+
+    return router
+
+
+def _steps_json(steps: Steps) -> Iterator[str]:
+    """In pieces, made outside the event loop: a few thousand records at once would stop every stream for a moment."""
+    head = {
+        "epoch": steps.epoch,
+        "oldest": steps.oldest,
+        "newest": steps.newest,
+        "base": steps.base.to_dict() if steps.base is not None else None,
+    }
+    yield json.dumps(head)[:-1] + ', "steps": ['
+    for start in range(0, len(steps.records), _STEPS_PER_PIECE):
+        piece = steps.records[start : start + _STEPS_PER_PIECE]
+        yield (", " if start else "") + ", ".join(json.dumps(record.to_dict()) for record in piece)
+    yield "]}"
+
+
+def _number(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ApiError(400, f"{name} must be a whole number, 0 or more", param=name)
+    return int(text)
