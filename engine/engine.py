@@ -14,7 +14,7 @@ from engine.kv.contiguous import ContiguousLayout
 from engine.kv.layout import KVLayout
 from engine.kv.paged import PagedLayout
 from engine.runner import Runner
-from engine.scheduling.decisions import build_record
+from engine.scheduling.decisions import Decisions, build_record
 from engine.scheduling.plan import StepOutput, StepPlan
 from engine.scheduling.request import FinishReason, Request
 from engine.scheduling.sampling_params import InvalidRequest
@@ -54,6 +54,8 @@ class Engine:
         self.last_plan = StepPlan(0)
         self.last_output = StepOutput({})
         self.last_finished: list[Request] = []
+        self.last_error: Exception | None = None
+        """What the runner raised last, for the log; never shown to the people whose step it was."""
         self.publish_s = 0.0
         self._start_s = clock()
         runner.reset_pool(settings.num_blocks, settings.block_size)
@@ -97,7 +99,8 @@ class Engine:
         plan = self.last_plan = self.scheduler.plan(self.num_steps + 1, now_s)
         planned = time.perf_counter()
         if not plan.scheduled and not self.scheduler.decisions.events:
-            return self._forget_idle_plan()
+            self.scheduler.decisions = Decisions()
+            return None
         if plan.scheduled:
             self._run(plan)
         ran = time.perf_counter()
@@ -114,12 +117,17 @@ class Engine:
             self.last_output = output
             self.last_finished = self.scheduler.commit(plan, output, self.clock())
 
-    last_error: Exception | None = None
-    """What the runner raised last, for the log; never shown to the people whose step it was."""
+    def record_news(self) -> StepRecord | None:
+        """A record of what happened since the last one without running anything (the engine is paused, say).
 
-    def _forget_idle_plan(self) -> None:
-        self.scheduler.decisions.__init__()  # type: ignore[misc]
-        return None
+        None when nothing did. It counts as a step, so that records are numbered without gaps.
+        """
+        if not self.scheduler.decisions.events:
+            return None
+        now_s, started = self.clock(), time.perf_counter()
+        self.last_output, self.last_finished = StepOutput({}), []
+        plan = self.last_plan = self.scheduler.plan_nothing(self.num_steps + 1)
+        return self._record(plan, now_s, started, started, time.perf_counter())
 
     def _record(self, plan: StepPlan, now_s: float, started: float, planned: float, ran: float) -> StepRecord:
         if self.check_invariants:

@@ -36,6 +36,7 @@ class SimulatedClock:
         self.now_s = now_s
 
     def __call__(self) -> float:
+        """Seconds so far."""
         return self.now_s
 
     def advance(self, seconds: float) -> None:

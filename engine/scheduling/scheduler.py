@@ -91,6 +91,13 @@ class Scheduler:
         self.num_evictions += len(changes.evicted)
         return StepPlan(step, tuple(scheduled), changes.new_block_ids, changes.copies, num_inactive_rows)
 
+    def plan_nothing(self, step: int) -> StepPlan:
+        """A step in which nobody runs: for a record of what happened while the engine was paused."""
+        self.decisions.waiting_default = Wait(WaitReason.PAUSED)
+        self.decisions.waiting = {request_id: Wait(WaitReason.PAUSED) for request_id in self.running}
+        self.decisions.pending(self.queue, self.running)
+        return StepPlan(step)
+
     def commit(self, plan: StepPlan, output: StepOutput, now_s: float) -> list[Request]:
         """Take the runner's tokens in: append, finish, free. Returns the requests that finished."""
         finished = []

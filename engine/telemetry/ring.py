@@ -119,6 +119,11 @@ class RecordRing:
                 self._base.apply(self._records.popleft())
 
     @property
+    def last(self) -> StepRecord | None:
+        """The newest record."""
+        return self._records[-1] if self._records else None
+
+    @property
     def newest(self) -> int:
         """Step number of the newest record, 0 when there is none."""
         return self._records[-1].step if self._records else 0
