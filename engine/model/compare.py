@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     departure = first_departure(rows, tolerance)
     for row in rows:
         mark = "  <- first beyond the tolerance" if row is departure else ""
-        print(f"{row.name:32} max error {row.max_error:9.2e}   relative {row.relative_error:9.2e}{mark}")
+        print(f"{row.name:36} max error {row.max_error:9.2e}   relative {row.relative_error:9.2e}{mark}")
     print(
         f"all {len(rows)} activations agree within {tolerance:g}"
         if departure is None

@@ -5,6 +5,7 @@ Owns which files count and the refusal of damaged ones. Never knows what a tenso
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ class SafetensorsFolder:
             raise ModelError(f"{INDEX_NAME} has no weight_map")
         names_by_file: dict[str, set[str]] = {}
         for name, file_name in weight_map.items():
-            if not isinstance(file_name, str) or Path(file_name).name != file_name or "\\" in file_name:
-                raise ModelError(f"{INDEX_NAME} names a file outside the model folder: {file_name!r}")
+            if not isinstance(file_name, str) or not re.fullmatch(r"[^/\\:\0]*\.safetensors", file_name):
+                raise ModelError(f"{INDEX_NAME} names {file_name!r}, which is no .safetensors file of this folder")
             names_by_file.setdefault(file_name, set()).add(name)
         absent = sorted(file_name for file_name in names_by_file if not (folder / file_name).is_file())
         if absent:
