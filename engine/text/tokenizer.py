@@ -7,6 +7,8 @@ text of tokens that arrive one by one. Safe to call from several threads.
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +26,8 @@ RESERVED_TEMPLATE_ARGUMENTS = (
     frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) - ALLOWED_TEMPLATE_ARGUMENTS
 ) | {"messages", "strftime_now", "tokenizer", "self"}
 """Names that `chat_template_kwargs` may not set: they steer the library, and one of them would replace the template."""
+
+DATE_CALL = re.compile(r"""\bstrftime_now\(\s*(?P<quote>["'])(?P<format>[^"'\\]*)(?P=quote)\s*\)""")
 
 
 class Tokenizer:
@@ -53,8 +57,7 @@ class Tokenizer:
         self.hidden_token_ids: frozenset[int] = frozenset(self.special_texts) | self.eos_token_ids
         self.is_byte_level: bool = isinstance(self._backend.decoder, decoders.ByteLevel)
         self._token_bytes: dict[int, bytes] = {}  # filled as tokens are met; only ever the same value for a key
-        start = today or datetime.now()
-        self._today = start.replace(hour=0, minute=0, second=0, microsecond=0)
+        fast.chat_template = _dated(fast.chat_template, today or datetime.now())
 
     @classmethod
     def load(cls, path: str | Path, cache_dir: str | Path | None = None, today: datetime | None = None) -> Tokenizer:
@@ -86,6 +89,7 @@ class Tokenizer:
         Raises TextError for text that is not valid Unicode.
         """
         try:
+            # Unlike `encode`, the batch call lets go of the interpreter lock: a long prompt must not stop the engine.
             ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError):
             raise TextError(
@@ -132,12 +136,20 @@ class Tokenizer:
             prompt = self._fast.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
-                strftime_now=self._today.strftime,
                 **(settings | chat_template_kwargs),
             )
         except Exception as error:  # a template is a program: it can fail in any way
             raise TextError(f"the model's chat template does not take these messages: {error}") from error
         return self.encode(prompt, add_special_tokens=False)
+
+
+def _dated(template: Any, today: datetime) -> Any:
+    """`template`, or each of several by name, with its calls of `strftime_now` replaced by what they give `today`."""
+    if isinstance(template, dict):
+        return {name: _dated(source, today) for name, source in template.items()}
+    if not template:
+        return template
+    return DATE_CALL.sub(lambda call: json.dumps(today.strftime(call["format"])), template)
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Given in tokenizer_config.json as a string or as a dict, which the library takes only with its own type mark."""
+
 
 class TextError(ValueError):
     """A tokenizer that cannot be used, or text or messages that it cannot take, in words for the person who asked."""
@@ -26,8 +29,12 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """
     if not folder.is_dir():
         raise TextError(f"{folder} is neither a folder with a tokenizer nor a .gguf file")
+    config = _json_object(folder / "tokenizer_config.json")
+    names = {key: config[key].get("content") for key in NAMED_SPECIALS if isinstance(config.get(key), dict)}
     try:
-        fast = _library_class(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        fast = _library_class(folder).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **names
+        )
     except Exception as error:  # the library raises almost anything for a damaged file
         raise TextError(f"no tokenizer can be read from {folder}: {error}") from error
     if not isinstance(fast, PreTrainedTokenizerFast):
