@@ -27,6 +27,10 @@ DEFAULT_SIZES: dict[str, dict[str, int]] = {
 }
 
 
+class CannotStart(Exception):
+    """What was asked for cannot be served; one line that says what is wrong and what to do. Exit code 2."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The command line, parsed and checked. A size of None takes the device's or the model's default."""
@@ -178,7 +182,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _check(options: Options) -> None:
-    # Which device `auto` will be is known later; CUDA's sizes are the larger ones, so what they refuse is wrong on both.
+    # What `auto` will be is known later. CUDA's sizes are the larger ones: what they refuse is wrong on both.
     device = "cpu" if options.device == "cpu" else "cuda"
     options.engine_settings(device, max_model_len=options.max_model_len or 1_000_000)
     if options.quantization not in ("auto", "none") and options.dtype == "float32":

@@ -57,7 +57,7 @@ class EchoRequestId:
 
         async def echo(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = message | {"headers": [*message["headers"], (b"x-request-id", request_id)]}
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
             await send(message)
 
         await self._app(scope, receive, echo)

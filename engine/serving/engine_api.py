@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.serving.access import refuse_cross_site
 from engine.serving.errors import ApiError
 from engine.serving.json_body import body_schema, read_json
-from engine.telemetry.metrics import CONTENT_TYPE
+from engine.telemetry.metrics import CONTENT_TYPE, Metrics
 from engine.telemetry.ring import Steps
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Control(BaseModel):
     step_delay_s: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
 
 
-def engine_router(service: EngineService, *, are_controls_locked: bool) -> APIRouter:
+def engine_router(service: EngineService, metrics: Metrics, *, are_controls_locked: bool) -> APIRouter:
     """`/health`, `/metrics` and the routes under `/engine`."""
     router = APIRouter(tags=["Engine"])
 
@@ -58,9 +58,9 @@ def engine_router(service: EngineService, *, are_controls_locked: bool) -> APIRo
         return JSONResponse({"status": "ok"})
 
     @router.get("/metrics", response_class=Response)
-    def metrics() -> Response:
+    def show_metrics() -> Response:
         """Prometheus text, in vLLM's names."""
-        return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     @router.get("/engine/state")
     async def state() -> dict[str, Any]:

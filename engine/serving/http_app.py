@@ -22,6 +22,7 @@ from engine.serving.json_body import component_schemas
 from engine.serving.limits import BodyLimits, LimitBodies
 from engine.serving.openai_api import openai_router
 from engine.serving.openai_types import ChatRequest, CompletionRequest
+from engine.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from engine.serving.service import EngineService
@@ -41,10 +42,15 @@ class HttpOptions:
 
 
 def build_http_app(service: EngineService, tokenizer: Tokenizer, options: HttpOptions) -> FastAPI:
-    """The app that answers every route of the API; the page can be mounted on it at `/`."""
+    """The app that answers every route of the API; the page can be mounted on it at `/`.
+
+    Call it before the service starts: `/metrics` counts from here on.
+    """
     # The framework's documentation pages load scripts from elsewhere; the schema itself is served.
     app = FastAPI(title="tiny vLLM playground", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    engine_routes = engine_router(service, are_controls_locked=options.are_controls_locked)
+    metrics = Metrics(options.model_name)
+    service.add_listener(metrics.observe)
+    engine_routes = engine_router(service, metrics, are_controls_locked=options.are_controls_locked)
     openai_routes = openai_router(service, tokenizer, options.model_name)
     app.include_router(engine_routes)
     app.include_router(openai_routes)

@@ -157,8 +157,8 @@ class CompletionRequest(GenerationRequest):
         if not prompt:
             raise InvalidRequest("prompt is an empty list; send at least one prompt", "prompt")
         if isinstance(prompt[0], int):
-            return [prompt]  # type: ignore[list-item]
-        return prompt  # type: ignore[return-value]
+            return [prompt]
+        return prompt
 
 
 class ContentPart(BaseModel):

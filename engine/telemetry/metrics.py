@@ -45,6 +45,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._live: dict[int, _Live] = {}
         self._num_running = 0
+        self._last_step = 0
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._gauges: dict[str, float] = dict.fromkeys(GAUGES, 0.0)
@@ -60,6 +61,10 @@ class Metrics(Collector):
     def observe(self, record: StepRecord) -> None:
         """Count one step."""
         with self._lock:
+            if record.step <= self._last_step:  # another engine's life: its requests are new ones
+                self._live.clear()
+                self._num_running = 0
+            self._last_step = record.step
             for event in record.events:
                 if event.kind is not EventKind.FINISHED:
                     self._observe_event(event)

@@ -13,7 +13,6 @@ from typing import Any
 from engine.scheduling.plan import SampledToken
 from engine.scheduling.sampling_params import InvalidRequest, SamplingParams
 from engine.serving.service_errors import EngineDead, QueueFull
-from engine.telemetry.metrics import Metrics
 from engine.telemetry.record import StepRecord
 from engine.telemetry.ring import RecordRing, Steps
 
@@ -94,7 +93,6 @@ class FakeService:
     dead: str | None = None
     streams: list[FakeStream] = field(default_factory=list)
     changes: list[dict[str, Any]] = field(default_factory=list)
-    metrics: Metrics = field(default_factory=lambda: Metrics("fake"))
     ring: RecordRing = field(default_factory=lambda: RecordRing("e1"))
 
     def submit(
@@ -119,6 +117,9 @@ class FakeService:
 
     def steps(self, since: int | None = None, epoch: str | None = None, limit: int | None = None) -> Steps:
         return self.ring.since(since, epoch, limit)
+
+    def add_listener(self, listener: Any) -> None:
+        self.listener = listener
 
     def record_steps(self, count: int) -> None:
         for _ in range(count):
