@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from viz.chat import in_words
+from viz.options import QUICK
 
 POLICIES = [
     ("static", "static"),
@@ -21,122 +22,121 @@ POLICIES = [
     ("prefill first", "prefill_first"),
 ]
 LAYOUTS = [("contiguous", "contiguous"), ("paged", "paged")]
-SELECTIONS = [("take turns", "round_robin"), ("same ones until they end", "sticky")]
+SHARING = [("off", "off"), ("on", "on")]
+SELECTIONS = [("take turns", "round_robin"), ("the same until they end", "sticky")]
+PACES = [("full", 0.0), ("slow", 0.2), ("slowest", 1.0)]
 
-LOCKED = "The switches of this server are locked: they change the engine for everybody. Chat and panels work."
+LOCKED = "The switches of this server are locked, because they change the engine for everybody. Chat and panels work."
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The components, in the order in which `values` fills them."""
+    """The components."""
 
     policy: gr.Radio
     layout: gr.Radio
-    sharing: gr.Checkbox
-    selection: gr.Radio
+    sharing: gr.Radio
+    pace: gr.Radio
+    pause: gr.Button
+    step: gr.Button
     block_size: gr.Number
     num_blocks: gr.Number
     max_num_seqs: gr.Number
     token_budget: gr.Number
-    delay: gr.Slider
-    pause: gr.Button
-    step: gr.Button
+    selection: gr.Radio
     apply: gr.Button
+    reset: gr.Button
 
     @property
     def shown(self) -> list[Any]:
-        """The components whose value or label follows the engine's state."""
+        """The components that follow the engine's state, in the order of `values`."""
         return [
             self.policy,
             self.layout,
             self.sharing,
-            self.selection,
+            self.pace,
+            self.pause,
+            self.step,
             self.block_size,
             self.num_blocks,
             self.max_num_seqs,
             self.token_budget,
-            self.delay,
-            self.pause,
-            self.step,
+            self.selection,
         ]
 
 
-def build(state: Mapping[str, Any], locked: bool) -> tuple[Controls, gr.Accordion]:
-    """Lay out the switches; call inside a `gr.Blocks`."""
+def build(state: Mapping[str, Any], locked: bool, send_label: str) -> tuple[Controls, gr.Button]:
+    """Lay out the switches, and before them the button that makes them interesting; call inside a `gr.Blocks`."""
     free = not locked
-    with gr.Row(elem_id="switches", equal_height=False):
-        policy = gr.Radio(
-            POLICIES,
-            value=state["policy"],
-            label="Batching",
-            interactive=free,
-            elem_classes="segmented",
-            scale=4,
-            min_width=260,
-        )
-        layout = gr.Radio(
-            LAYOUTS,
-            value=state["kv_layout"],
-            label="KV memory",
-            interactive=free,
-            elem_classes="segmented",
-            scale=2,
-            min_width=180,
-        )
-        sharing = gr.Checkbox(
-            value=bool(state["prefix_caching"]),
-            label="share equal beginnings",
-            interactive=free,
-            min_width=150,
-            elem_id="sharing",
-            scale=1,
-        )
-        with gr.Row(scale=2, elem_id="pace"):
-            pause = gr.Button("Pause", size="sm", interactive=free, min_width=84, elem_id="pause")
+    with gr.Row(elem_id="switches"):
+        send_all = gr.Button(send_label, variant="primary", elem_id="send-all", scale=0, min_width=190)
+        policy = _segments("Batching", POLICIES, state["policy"], free, "policy")
+        layout = _segments("KV memory", LAYOUTS, state["kv_layout"], free, "layout")
+        sharing = _segments("Prefix sharing", SHARING, "on" if state["prefix_caching"] else "off", free, "sharing")
+        pace = _segments("Pace", PACES, _pace(state), free, "pace")
+        with gr.Row(elem_id="stepping", scale=0):
+            pause = gr.Button("Pause", size="sm", interactive=free, min_width=78, elem_id="pause")
             step = gr.Button("One step", size="sm", interactive=False, min_width=84, elem_id="one-step")
-            delay = gr.Slider(
-                0,
-                1,
-                value=float(state.get("step_delay_s") or 0.0),
-                step=0.05,
-                label="slow motion, s a step",
-                interactive=free,
-                min_width=150,
-                elem_id="slow-motion",
-                buttons=[],
-            )
-    with gr.Accordion("Sizes", open=False, elem_id="sizes") as sizes, gr.Row(equal_height=True):
-        block_size = _size(state, "block_size", "Block size, tokens", free)
-        num_blocks = _size(state, "num_blocks", "Pool, blocks", free)
+    if locked:
+        gr.HTML(f'<p class="pg-locked">{LOCKED}</p>', apply_default_css=False, elem_id="locked")
+    with gr.Accordion("Sizes: blocks, slots, token budget", open=False, elem_id="sizes"), gr.Row(equal_height=True):
+        block_size = _size(state, "block_size", "Tokens a block", free)
+        num_blocks = _size(state, "num_blocks", "Blocks in the pool", free)
         max_num_seqs = _size(state, "max_num_seqs", "Slots (requests a step)", free)
         token_budget = _size(state, "max_num_batched_tokens", "Token budget of a step", free)
         selection = gr.Radio(
             SELECTIONS,
             value=state["decode_selection"],
-            label="Who decodes when more are ready than slots",
+            label="When more are ready to decode than fit",
             interactive=free,
-            min_width=220,
+            min_width=250,
         )
-        apply = gr.Button("Apply sizes", size="sm", interactive=free, min_width=110)
+        apply = gr.Button("Apply", size="sm", interactive=free, min_width=90, elem_id="apply-sizes")
+        reset = gr.Button("As at the start", size="sm", interactive=free, min_width=110, elem_id="reset-settings")
     controls = Controls(
         policy,
         layout,
         sharing,
-        selection,
+        pace,
+        pause,
+        step,
         block_size,
         num_blocks,
         max_num_seqs,
         token_budget,
-        delay,
-        pause,
-        step,
+        selection,
         apply,
+        reset,
     )
-    return controls, sizes
+    return controls, send_all
+
+
+def _segments(label: str, choices: list[Any], value: Any, free: bool, name: str) -> gr.Radio:
+    return gr.Radio(
+        choices,
+        value=value,
+        label=label,
+        interactive=free,
+        elem_classes="segmented",
+        elem_id=f"switch-{name}",
+        scale=0,
+        min_width=10,
+    )
 
 
 def _size(state: Mapping[str, Any], key: str, label: str, free: bool) -> gr.Number:
-    return gr.Number(value=state[key], label=label, precision=0, minimum=1, interactive=free, min_width=130)
+    return gr.Number(value=state[key], label=label, precision=0, minimum=1, interactive=free, min_width=120)
+
+
+def _pace(state: Mapping[str, Any]) -> float | None:
+    delay = float(state.get("step_delay_s") or 0.0)
+    return delay if any(delay == pace for _, pace in PACES) else None
+
+
+def pending(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that wait for the pool to empty, {} when none do."""
+    draining = state.get("draining")
+    return dict(draining) if isinstance(draining, Mapping) else {}
 
 
 def values(state: Mapping[str, Any], locked: bool) -> list[Any]:
@@ -146,59 +146,52 @@ def values(state: Mapping[str, Any], locked: bool) -> list[Any]:
     return [
         gr.update(value=wanted["policy"]),
         gr.update(value=wanted["kv_layout"]),
-        gr.update(value=bool(wanted["prefix_caching"])),
-        gr.update(value=wanted["decode_selection"]),
+        gr.update(value="on" if wanted["prefix_caching"] else "off"),
+        gr.update(value=_pace(state)),
+        gr.update(value="Go on" if paused else "Pause"),
+        gr.update(interactive=paused and not locked),
         gr.update(value=wanted["block_size"]),
         gr.update(value=wanted["num_blocks"]),
         gr.update(value=wanted["max_num_seqs"]),
         gr.update(value=wanted["max_num_batched_tokens"]),
-        gr.update(value=float(state.get("step_delay_s") or 0.0)),
-        gr.update(value="Go on" if paused else "Pause"),
-        gr.update(interactive=paused and not locked),
+        gr.update(value=wanted["decode_selection"]),
     ]
 
 
-def pending(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that wait for the pool to empty, {} when none do."""
-    draining = state.get("draining")
-    return dict(draining) if isinstance(draining, Mapping) else {}
+_SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
+_ALL = (*_SIZES, "policy", "kv_layout", "prefix_caching", "decode_selection")
 
 
 def wire(controls: Controls, service: Any, locked: bool) -> None:
     """Connect the switches to the service. A refusal is told in words, and the switches show again what is true."""
+    at_start = {key: service.state()[key] for key in _ALL}
 
-    def change(**changes: Any) -> list[Any]:
-        if not locked:
+    def change(changes: Mapping[str, Any]) -> list[Any]:
+        if changes and not locked:
             try:
-                service.control(changes)
+                service.control(dict(changes))
             except (ValueError, RuntimeError) as error:
                 gr.Warning(in_words(error), title="Not changed")
         return values(service.state(), locked)
 
-    shown = controls.shown
-    quick: dict[str, Any] = {
-        "show_progress": "hidden",
-        "api_visibility": "private",
-        "concurrency_limit": None,
-        "queue": False,
-    }
-    controls.policy.input(lambda v: change(policy=v), controls.policy, shown, **quick)
-    controls.layout.input(lambda v: change(kv_layout=v), controls.layout, shown, **quick)
-    controls.sharing.input(lambda v: change(prefix_caching=bool(v)), controls.sharing, shown, **quick)
-    controls.selection.input(lambda v: change(decode_selection=v), controls.selection, shown, **quick)
-    controls.delay.release(lambda v: change(step_delay_s=float(v)), controls.delay, shown, **quick)
-    controls.pause.click(lambda: change(paused=not service.state()["paused"]), None, shown, **quick)
-    controls.step.click(lambda: change(step=1), None, shown, **quick)
-
-    def resize(block_size: Any, num_blocks: Any, slots: Any, budget: Any) -> list[Any]:
-        sizes = {
-            "block_size": block_size,
-            "num_blocks": num_blocks,
-            "max_num_seqs": slots,
-            "max_num_batched_tokens": budget,
-        }
+    def resize(*sizes: Any) -> list[Any]:
         state = service.state()
-        return change(**{key: int(size) for key, size in sizes.items() if size is not None and size != state[key]})
+        asked = dict(zip(_SIZES, sizes, strict=True))
+        return change({key: int(size) for key, size in asked.items() if size is not None and size != state[key]})
 
+    def reset() -> list[Any]:
+        return change(at_start | {"paused": False, "step_delay_s": 0.0})
+
+    def on(event: Any, make: Any, inputs: Any = None) -> None:
+        event(lambda *value: change(make(*value)), inputs, controls.shown, **QUICK)
+
+    on(controls.policy.input, lambda v: {"policy": v}, controls.policy)
+    on(controls.layout.input, lambda v: {"kv_layout": v}, controls.layout)
+    on(controls.sharing.input, lambda v: {"prefix_caching": v == "on"}, controls.sharing)
+    on(controls.selection.input, lambda v: {"decode_selection": v}, controls.selection)
+    on(controls.pace.input, lambda v: {"step_delay_s": float(v or 0.0)}, controls.pace)
+    on(controls.pause.click, lambda: {"paused": not service.state()["paused"]})
+    on(controls.step.click, lambda: {"step": 1})
     sizes = [controls.block_size, controls.num_blocks, controls.max_num_seqs, controls.token_budget]
-    controls.apply.click(resize, sizes, shown, **quick)
+    controls.apply.click(resize, sizes, controls.shown, **QUICK)
+    controls.reset.click(reset, None, controls.shown, **QUICK)

@@ -10,6 +10,8 @@ from typing import Any
 
 import gradio as gr
 
+from viz.scripts import mount_script
+
 SHOWN = (
     "step",
     "policy",
@@ -31,13 +33,14 @@ SHOWN = (
 )
 
 
-def status_of(service: Any, locked: bool) -> dict[str, Any]:
+def status_of(service: Any, locked: bool, load: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What `/ui/state` answers: settings and counts, no text of anybody."""
     state: Mapping[str, Any] = service.state()
     status = {key: state[key] for key in SHOWN if key in state}
     status["num_waiting"] = len(state.get("pending_prefill") or ())
     status["num_running"] = len(state.get("pending_decode") or ())
     status["locked"] = locked
+    status["load"] = dict(load) if load else None
     status["down"] = service.health()
     return status
 
@@ -47,7 +50,7 @@ def build(service: Any, locked: bool) -> gr.HTML:
     return gr.HTML(
         value=status_of(service, locked),
         html_template='<header class="pg-header"></header>',
-        js_on_load="Playground.mountStatus(element.querySelector('.pg-header'), trigger, props, 'sync')",
+        js_on_load=mount_script("status.js", "mountStatus", ".pg-header", "props", ("sync",)),
         apply_default_css=False,
         elem_id="status",
     )

@@ -27,6 +27,8 @@ def theme() -> gr.themes.Base:
         font=FONT,
         font_mono=FONT_MONO,
     ).set(
+        body_text_color_subdued="*neutral_500",
+        body_text_color_subdued_dark="*neutral_400",
         body_background_fill="*neutral_50",
         body_background_fill_dark="*neutral_950",
         block_background_fill="white",

@@ -154,16 +154,16 @@ class LoadRunner:
             tally.progress = replace(tally.progress, last_error=str(error))
             return
         _count(tally, sent=1)
-        reason, error = None, None
+        reason, words = None, None
         for stream in streams:
             async for chunk in stream:
                 _count(tally, num_output_tokens=len(chunk.token_ids))
-                reason, error = chunk.finish_reason, chunk.error
+                reason, words = chunk.finish_reason, chunk.error
                 if chunk.metrics is not None and reason in ("stop", "length"):
                     tally.metrics.append(chunk.metrics)
         _count(tally, **{_OUTCOME.get(str(reason), "failed"): 1})
-        if error:
-            tally.progress = replace(tally.progress, last_error=error)
+        if words:
+            tally.progress = replace(tally.progress, last_error=words)
 
 
 _OUTCOME = {"stop": "finished", "length": "finished", "abort": "stopped"}

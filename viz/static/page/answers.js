@@ -1,167 +1,135 @@
-// Draws answers of the model as plain text: in a conversation and on the wall of many at once.
-// Every word that people or the model wrote goes in through textContent; nothing here builds HTML from strings.
-window.Playground = window.Playground || {};
+// Draws one answer of the model, in a conversation or on the wall of many at once. What people or the model wrote is
+// only ever set as text; nothing here builds HTML from strings.
 
-(function (P) {
-  "use strict";
+import { el, setText } from "../dom.js";
+import { requestColor } from "../theme.js";
+import { label, seconds } from "../words.js";
+import { mark, markSelection, toggleSelection } from "./selection.js";
 
-  P.el = function (tag, className, text) {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined && text !== null) node.textContent = text;
-    return node;
-  };
+const ENDED = {
+  stop: "finished by itself",
+  length: "cut at the token limit",
+  abort: "stopped",
+  error: "failed",
+};
 
-  P.button = function (className, label, title, onClick) {
-    const button = P.el("button", className, label);
-    button.type = "button";
-    if (title) { button.title = title; button.setAttribute("aria-label", title); }
-    button.addEventListener("click", onClick);
-    return button;
-  };
+export function button(className, text, title, onclick) {
+  return el("button", { type: "button", class: className, title: title || null, onclick }, text);
+}
 
-  P.seconds = function (value) {
-    if (value === null || value === undefined) return "–";
-    if (value < 0.0995) return (value * 1000).toFixed(value < 0.00995 ? 1 : 0) + " ms";
-    return value.toFixed(value < 10 ? 2 : 1) + " s";
-  };
+/** The letter of a request in its colour; pressing it selects the request in the panels. */
+function requestChip(id) {
+  const chip = button("pg-chip", label(id), `Request ${label(id)}: show it in the panels`, () => toggleSelection(id));
+  chip.setAttribute("aria-pressed", "false");
+  chip.setAttribute("aria-label", `Request ${label(id)}: show it in the panels`);
+  return chip;
+}
 
-  // One colour and one letter for a request everywhere on the page: the panels decide which.
-  P.requestLetter = function (id) {
-    if (P.letterOf) return P.letterOf(id);
-    if (id < 1) return String(id);
-    let letters = "";
-    for (let n = id; n > 0; n = Math.floor((n - 1) / 26)) letters = String.fromCharCode(65 + ((n - 1) % 26)) + letters;
-    return letters;
-  };
-  P.requestColor = function (id) {
-    if (P.colorOf) return P.colorOf(id);
-    return ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#b58900", "#5e4fa2", "#999999"][(id - 1) % 8];
-  };
+function metric(value, name, title) {
+  return el("span", { class: "pg-metric", title }, el("b", {}, value), ` ${name}`);
+}
 
-  P.requestChip = function (id) {
-    const chip = P.button("pg-chip", P.requestLetter(id), "Request " + P.requestLetter(id) +
-      " (number " + id + "): show it in the panels", () => P.select(id));
-    chip.style.setProperty("--request-color", P.requestColor(id));
-    chip.dataset.request = id;
-    return chip;
-  };
+const time = (value) => (value === null || value === undefined ? "–" : seconds(value));
 
-  // The one selection of the page. Panels listen to this event and send it too.
-  P.select = function (id) {
-    window.dispatchEvent(new CustomEvent("playground:select", { detail: { request: id } }));
-  };
-  P.showSelection = function (root, id) {
-    for (const node of root.querySelectorAll("[data-answer]")) {
-      node.classList.toggle("pg-selected", id !== null && Number(node.dataset.answer) === id);
-    }
-  };
-
-  const ENDED = {
-    stop: "finished by itself", length: "cut at the token limit", abort: "stopped", error: "failed",
-  };
-
-  function metric(value, label, title) {
-    const item = P.el("span", "pg-metric");
-    item.title = title;
-    item.append(P.el("b", "", value), " " + label);
-    return item;
+function metricsLine(m) {
+  const line = el(
+    "div",
+    { class: "pg-metrics" },
+    metric(time(m.queue_s), "queued", "From sending until the request was first part of a step"),
+    metric(time(m.ttft_s), "to first token", "TTFT: from sending to the first token, waiting included"),
+    metric(String(m.num_output_tokens), m.num_output_tokens === 1 ? "token" : "tokens", "Tokens of the answer"),
+    metric(m.tokens_per_s ? m.tokens_per_s.toFixed(1) : "–", "tokens/s", "Tokens a second once the first was out"),
+    metric(
+      `${m.num_cached_tokens} of ${m.num_prompt_tokens}`,
+      "cached",
+      "Prompt tokens whose keys and values were found in the prefix cache, of all prompt tokens",
+    ),
+  );
+  if (m.num_preemptions) {
+    const why = "Its memory was given to another request; what was lost was computed again";
+    line.append(metric(`${m.num_preemptions}×`, "preempted", why));
   }
+  line.append(el("span", { class: `pg-ended pg-ended-${m.finish_reason}` }, ENDED[m.finish_reason] || m.finish_reason));
+  return line;
+}
 
-  P.metricsLine = function (m) {
-    const line = P.el("div", "pg-metrics");
-    line.append(
-      metric(P.seconds(m.queue_s), "queued", "Time from sending until the request was first part of a step"),
-      metric(P.seconds(m.ttft_s), "to first token", "TTFT: from sending to the first token, waiting included"),
-      metric(String(m.num_output_tokens), m.num_output_tokens === 1 ? "token" : "tokens", "Tokens of the answer"),
-      metric(m.tokens_per_s ? m.tokens_per_s.toFixed(1) : "–", "tokens/s", "Tokens a second, once the first one was out"),
-      metric(m.num_cached_tokens + " / " + m.num_prompt_tokens, "cached",
-        "Prompt tokens whose keys and values were found in the prefix cache, of all prompt tokens"),
-    );
-    if (m.num_preemptions) {
-      line.append(metric(m.num_preemptions + "×", "preempted", "Its blocks were given to another; it was computed again"));
-    }
-    line.append(P.el("span", "pg-ended pg-ended-" + m.finish_reason, ENDED[m.finish_reason] || m.finish_reason));
-    return line;
-  };
-
-  // Brings `box` up to date with one answer; touches only what changed, so that a selection of text survives.
-  P.drawAnswer = function (box, answer) {
-    if (!box.parts) {
-      box.parts = { head: P.el("div", "pg-answer-head"), text: P.el("div", "pg-text"), foot: P.el("div", "pg-foot") };
-      box.append(box.parts.head, box.parts.text, box.parts.foot);
-      box.seen = {};
-    }
-    const seen = box.seen;
-    if (seen.request !== answer.request) {
-      seen.request = answer.request;
-      box.parts.head.querySelector(".pg-chip")?.remove();
-      if (answer.request) {
-        box.dataset.answer = answer.request;
-        box.style.setProperty("--request-color", P.requestColor(answer.request));
-        box.parts.head.prepend(P.requestChip(answer.request));
-      }
-    }
-    if (seen.text !== answer.text) {
-      seen.text = answer.text;
-      P.setText(box.parts.text, answer.text);
-    }
-    const foot = JSON.stringify([answer.phase, answer.note, answer.error, answer.metrics]);
-    if (seen.foot !== foot) {
-      seen.foot = foot;
-      drawFoot(box, answer);
-    }
-  };
-
-  function drawFoot(box, answer) {
-    box.classList.toggle("pg-live", answer.phase === "answering");
-    const foot = box.parts.foot;
-    foot.replaceChildren();
-    if (answer.phase === "waiting") {
-      const wait = P.el("div", "pg-wait");
-      wait.append(P.el("span", "pg-spinner"), P.el("span", "", answer.note || "waiting"));
-      wait.firstChild.setAttribute("aria-hidden", "true");
-      foot.append(wait);
-    }
-    if (answer.error) foot.append(P.el("div", "pg-error", answer.error));
-    if (answer.metrics) foot.append(P.metricsLine(answer.metrics));
+/** Bring `box` up to date with one answer; touches only what changed, so that text marked by a reader stays marked. */
+export function drawAnswer(box, answer) {
+  if (!box.parts) {
+    box.parts = { head: el("div", { class: "pg-answer-head" }), text: el("div", { class: "pg-text" }), foot: el("div", { class: "pg-foot" }) };
+    box.prepend(box.parts.head);
+    box.append(box.parts.text, box.parts.foot);
+    box.seen = {};
   }
+  const { parts, seen } = box;
+  if (answer.request && seen.request !== answer.request) {
+    seen.request = answer.request;
+    box.dataset.answer = answer.request;
+    colour(box);
+    parts.head.querySelector(".pg-chip")?.remove();
+    parts.head.prepend(requestChip(answer.request));
+    mark(box);
+  }
+  if (seen.text !== answer.text) {
+    seen.text = answer.text;
+    growText(parts.text, answer.text);
+  }
+  const foot = JSON.stringify([answer.phase, answer.note, answer.error, answer.metrics]);
+  if (seen.foot !== foot) {
+    seen.foot = foot;
+    drawFoot(parts.foot, answer);
+  }
+}
 
-  // Appends where it can: a growing text keeps its node, and what the reader has marked.
-  P.setText = function (node, text) {
-    const last = node.firstChild;
-    if (last && node.childNodes.length === 1 && last.nodeType === Node.TEXT_NODE && text.startsWith(last.data)) {
-      last.appendData(text.slice(last.data.length));
-    } else {
-      node.textContent = text;
-    }
-  };
+function drawFoot(foot, answer) {
+  const parts = [];
+  if (answer.phase === "waiting") {
+    parts.push(el("div", { class: "pg-wait" }, el("span", { class: "pg-spinner", "aria-hidden": "true" }), el("span", {}, answer.note || "waiting")));
+  }
+  if (answer.error) parts.push(el("div", { class: "pg-error" }, answer.error));
+  if (answer.metrics) parts.push(metricsLine(answer.metrics));
+  foot.replaceChildren(...parts);
+}
 
-  P.mountWall = function (element, props, watch) {
-    const wall = P.el("div", "pg-wall");
-    const live = P.el("div", "pg-sr");
-    live.setAttribute("aria-live", "polite");
-    element.append(wall, live);
-    function draw() {
-      const cards = (props.value && props.value.cards) || [];
-      while (wall.children.length > cards.length) wall.lastChild.remove();
-      cards.forEach((card, i) => {
-        let box = wall.children[i];
-        if (!box || box.run !== props.value.run) {
-          const fresh = P.el("article", "pg-card");
-          fresh.run = props.value.run;
-          const ask = P.el("div", "pg-ask", card.prompt);
-          fresh.append(ask);
-          if (box) box.replaceWith(fresh); else wall.append(fresh);
-          box = fresh;
-        }
-        P.drawAnswer(box, card);
-      });
-      const done = cards.filter((card) => card.metrics || card.error).length;
-      if (cards.length) live.textContent = done === cards.length ? "All answers are complete." : "";
+/** A growing text keeps its node. */
+function growText(node, text) {
+  const last = node.firstChild;
+  const grows = last && node.childNodes.length === 1 && last.nodeType === Node.TEXT_NODE && text.startsWith(last.data);
+  if (grows) last.appendData(text.slice(last.data.length));
+  else setText(node, text);
+}
+
+function colour(box) {
+  box.style.setProperty("--request-color", requestColor(Number(box.dataset.answer)));
+}
+
+/** Dark and light have colours of their own. */
+export function followTheme(root) {
+  new MutationObserver(() => root.querySelectorAll("[data-answer]").forEach(colour)).observe(document.body, {
+    attributeFilter: ["class"],
+  });
+}
+
+/** The wall: the component's value is {run, cards}. */
+export function mountWall(root, props, watch) {
+  const wall = el("div", { class: "pg-wall" });
+  const said = el("div", { class: "pg-sr", role: "status" });
+  const empty = el("p", { class: "pg-hint" }, "Different prompts, sent in the same moment: their answers grow side by side here, and the panels show who shares each step.");
+  root.append(empty, wall, said);
+
+  function draw() {
+    const { run = 0, cards = [] } = props.value || {};
+    empty.hidden = cards.length > 0;
+    if (wall.run !== run) {
+      wall.run = run;
+      wall.replaceChildren(...cards.map((card) => el("article", { class: "pg-card" }, el("div", { class: "pg-ask" }, card.prompt))));
     }
-    watch("value", draw);
-    draw();
-    window.addEventListener("playground:select", (e) => P.showSelection(wall, e.detail.request));
-  };
-})(window.Playground);
+    cards.forEach((card, i) => wall.children[i] && drawAnswer(wall.children[i], card));
+    const done = cards.length > 0 && cards.every((card) => card.phase === "done");
+    setText(said, done ? `All ${cards.length} answers are complete.` : "");
+  }
+  markSelection(wall);
+  followTheme(wall);
+  watch("value", draw);
+  draw();
+}

@@ -1,82 +1,118 @@
-// The head of the page: what runs now. Asks for the state once a second while the page is seen, and tells the
-// server's page code ("sync") when settings were changed, here or by anybody else.
-(function (P) {
-  "use strict";
+// The head of the page: what runs now. Asks for the state once a second while the page is looked at, hands it to
+// whoever wants it, and says so ("sync") when settings are not what they were, whoever changed them.
 
-  const EVERY_MS = 1000;
-  const NAMES = {
-    static: "static batching", mixed: "continuous batching", decode_first: "continuous, decode first",
-    prefill_first: "continuous, prefill first", paged: "paged KV", contiguous: "contiguous KV",
+import { el, setText } from "../dom.js";
+
+const EVERY_MS = 1000;
+const SOON_MS = 150;
+const BATCHING = {
+  static: "static",
+  mixed: "continuous",
+  decode_first: "continuous, decode first",
+  prefill_first: "continuous, prefill first",
+};
+const SETTINGS = [
+  "policy", "decode_selection", "kv_layout", "prefix_caching", "block_size", "num_blocks", "max_num_seqs",
+  "max_num_batched_tokens", "paused", "step_delay_s", "draining",
+]; // prettier-ignore
+const NAMES = { kv_layout: "KV memory", num_blocks: "pool", block_size: "block size", prefix_caching: "sharing" };
+
+const listeners = new Set();
+let newest = null;
+
+/** Call `listener` with every new state as long as `root` is on the page. */
+export function onState(root, listener) {
+  const entry = (state) => {
+    if (root.isConnected) listener(state);
+    else listeners.delete(entry);
   };
-  const SETTINGS = ["policy", "decode_selection", "kv_layout", "prefix_caching", "block_size", "num_blocks",
-    "max_num_seqs", "max_num_batched_tokens", "paused", "step_delay_s", "draining"];
+  listeners.add(entry);
+  if (newest) entry(newest);
+}
 
-  function fact(label, value, title) {
-    const item = P.el("span", "pg-fact");
-    item.title = title || "";
-    item.append(P.el("span", "pg-fact-label", label), P.el("span", "pg-fact-value", value));
-    return item;
+export function mountStatus(root, props, { sync }) {
+  const facts = el("div", { class: "pg-facts" });
+  const notice = el("div", { class: "pg-notice", role: "status", hidden: true });
+  const tagline = "many requests, one model: see who runs, who waits, and who owns which memory";
+  const title = el(
+    "div",
+    { class: "pg-title" },
+    el("span", { class: "pg-logo", "aria-hidden": "true" }),
+    el("h1", {}, "tiny-vllm playground"),
+    el("span", { class: "pg-tagline" }, tagline),
+  );
+  root.append(title, facts, notice);
+  let settings = null;
+
+  function take(state) {
+    newest = state;
+    drawFacts(facts, state);
+    say(noticeWords(state));
+    for (const listener of [...listeners]) listener(state);
+    const now = JSON.stringify(SETTINGS.map((name) => state[name]));
+    if (settings !== null && now !== settings) sync();
+    settings = now;
   }
 
-  function drainWords(draining) {
-    const names = { kv_layout: "KV memory", num_blocks: "pool", block_size: "block size", prefix_caching: "sharing" };
-    if (!draining || typeof draining !== "object") return "";
-    return Object.entries(draining).map(([k, v]) => (names[k] || k) + " → " + v).join(", ");
+  function say(words) {
+    setText(notice, words);
+    notice.hidden = !words;
   }
 
-  P.mountStatus = function (head, trigger, props) {
-    const title = P.el("div", "pg-title");
-    title.append(P.el("span", "pg-logo"), P.el("h1", "", "tiny-vllm playground"),
-      P.el("span", "pg-tagline", "many requests, one model: see who runs, who waits, and who owns which memory"));
-    title.firstChild.setAttribute("aria-hidden", "true");
-    const facts = P.el("div", "pg-facts");
-    const notice = P.el("div", "pg-notice");
-    notice.setAttribute("role", "status");
-    head.append(title, facts, notice);
-
-    let seen = null;
-    function draw(s) {
-      const mood = s.down ? "down" : s.paused ? "paused" : s.draining ? "draining" : "running";
-      const dot = P.el("span", "pg-dot pg-" + mood, mood === "running" ? (s.num_running ? "running" : "ready") : mood);
-      const where = [s.device, s.dtype, s.quantization && s.quantization !== "none" ? s.quantization : ""];
-      facts.replaceChildren(dot,
-        fact("model", s.model || "?", "The model that answers"),
-        fact("on", where.filter(Boolean).join(" · "), "Where it is computed, and in which number format"),
-        fact("batching", NAMES[s.policy] || s.policy, "Who decides which requests are part of a step"),
-        fact("memory", NAMES[s.kv_layout] + (s.kv_layout === "paged" ? ", " + s.block_size + " tokens a block" : ""),
-          "How keys and values are kept"),
-        fact("sharing", s.kv_layout === "contiguous" ? "never (contiguous)" : s.prefix_caching ? "on" : "off",
-          "Whether equal beginnings of prompts share their blocks"));
-      let text = "";
-      if (s.down) text = "The engine is down: " + s.down;
-      else if (s.draining) {
-        text = "Draining: " + (drainWords(s.draining) || "a change") + " takes effect when the " + s.num_running +
-          " running have ended. Waiting requests stay in the queue.";
-      } else if (s.paused) text = "Paused: nothing is computed. “One step” runs a single step, “Go on” resumes.";
-      else if (s.locked) text = "The switches are locked on this server: they change the engine for everybody.";
-      if (notice.textContent !== text) notice.textContent = text;
-      notice.hidden = !text;
-      const settings = JSON.stringify(SETTINGS.map((key) => s[key]));
-      if (seen !== null && settings !== seen) trigger("sync");
-      seen = settings;
-    }
-
-    async function ask() {
-      if (!head.isConnected) return;
-      if (!document.hidden) {
-        try {
-          const answer = await fetch(new URL("ui/state", document.baseURI), { cache: "no-store" });
-          if (answer.ok) draw(await answer.json());
-        } catch {
-          notice.hidden = false;
-          notice.textContent = "The server does not answer. The page goes on by itself when it is back.";
-        }
+  async function ask() {
+    if (!root.isConnected) return;
+    if (!document.hidden) {
+      try {
+        const answer = await fetch(new URL("ui/state", document.baseURI), { cache: "no-store" });
+        if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+        take(await answer.json());
+      } catch {
+        say("The server does not answer. This page goes on by itself when it is back.");
       }
-      setTimeout(ask, EVERY_MS);
     }
-    if (props.value && props.value.policy) draw(props.value);
-    P.refreshStatus = () => fetch(new URL("ui/state", document.baseURI), { cache: "no-store" })
-      .then((answer) => answer.json()).then(draw).catch(() => {});
-    ask();
+    timer = setTimeout(ask, EVERY_MS);
+  }
+  let timer = null;
+  if (props.value && props.value.policy) take(props.value);
+  const soon = () => {
+    clearTimeout(timer);
+    timer = setTimeout(ask, SOON_MS);
   };
-})(window.Playground);
+  document.addEventListener("click", soon); // whatever was pressed may have changed something
+  document.addEventListener("visibilitychange", soon);
+  ask();
+}
+
+function fact(name, value, title) {
+  return el("span", { class: "pg-fact", title }, el("span", { class: "pg-fact-name" }, name), el("span", { class: "pg-fact-value" }, value));
+}
+
+function drawFacts(facts, state) {
+  const mood = state.down ? "down" : state.draining ? "draining" : state.paused ? "paused" : state.num_running ? "running" : "ready";
+  const where = [state.device, state.dtype, state.quantization !== "none" && state.quantization].filter(Boolean).join(" · ");
+  const shape = `${mood} ${where} ${state.model} ${SETTINGS.map((name) => state[name])}`;
+  if (facts.shape === shape) return;
+  facts.shape = shape;
+  const sharing = state.kv_layout === "contiguous" ? "never (contiguous)" : state.prefix_caching ? "on" : "off";
+  facts.replaceChildren(
+    el("span", { class: `pg-mood pg-${mood}` }, mood),
+    fact("model", state.model || "?", "The model that answers"),
+    fact("on", where, "Where it is computed, and in which number format"),
+    fact("batching", BATCHING[state.policy] || state.policy, "Who is part of a step, and when that may change"),
+    fact("KV memory", state.kv_layout, "How the keys and values of requests are kept"),
+    fact("sharing", sharing, "Whether equal beginnings of prompts share their blocks"),
+  );
+}
+
+function noticeWords(state) {
+  if (state.down) return `The engine is down: ${state.down}`;
+  if (state.draining) {
+    const changes = typeof state.draining === "object" ? Object.entries(state.draining) : [];
+    const words = changes.map(([name, value]) => `${NAMES[name] || name} → ${value}`).join(", ");
+    const ends = state.num_running ? `when the ${state.num_running} running requests have ended` : "at once";
+    return `Draining: ${words || "a change of settings"} takes effect ${ends}; what waits stays in the queue.`;
+  }
+  if (state.paused) return "Paused: nothing is computed. “One step” computes a single step, “Go on” resumes.";
+  if (state.step_delay_s > 0) return `Slow motion: the engine rests ${state.step_delay_s} s after each step.`;
+  return "";
+}
