@@ -23,7 +23,7 @@ def load(options: cli.Options) -> Loaded:
         HttpOptions(engine.model_name, options.api_key, options.lock_controls),
     )
     page_options = page.PageOptions(lock_controls=options.lock_controls)
-    page.mount(app, page.build(engine.service, engine.tokenizer, page_options), engine.service, page_options)
+    page.mount(app, page.build(engine.service, engine.tokenizer, page_options))
     engine.service.start()
     return Loaded(app, engine.service.stop, engine.summary)
 
