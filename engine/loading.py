@@ -1,6 +1,6 @@
-"""From what the command line says to a runner that can serve: model, tokenizer, sizes.
+"""From the name of a model to a runner that can serve: device, dtype, weights, tokenizer, pool.
 
-Owns the order of loading and the choice of device and dtype. Never knows requests, threads or HTTP.
+Owns the order in which things are loaded and the choices of `auto`. Never knows requests, threads, HTTP or the page.
 """
 
 from __future__ import annotations
@@ -13,20 +13,31 @@ from typing import Any
 import torch
 
 from engine.model import checkpoint
+from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
 from engine.model.source import ModelSource, resolve
-from engine.settings import EngineSettings
 from engine.text.tokenizer import Tokenizer
 from engine.torch_runner import TorchRunner
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model that was found and whose configuration was read; its weights were not."""
+
+    source: ModelSource
+    config: ModelConfig
+    device: str
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """All that an `EngineService` needs. `info` is what the page and `/engine/state` say of it."""
+    """All that an engine needs. `info` is what the page and `/engine/state` say of it.
+
+    `vocab_size` bounds the token ids that may be sent and sampled.
+    """
 
     runner: TorchRunner
     tokenizer: Tokenizer
@@ -37,53 +48,61 @@ class LoadedModel:
     info: dict[str, Any]
 
 
-def choose_device(device: str) -> str:
-    """ "cuda" or "cpu" for "auto"; the device itself otherwise. Raises ModelError for a card that is not there."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ModelError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build")
-    return device
+def open_model(model: str, device: str = "auto", dtype: str = "auto") -> OpenedModel:
+    """Find a model (downloading it where it has to be) and read its configuration. Raises ModelError."""
+    chosen = choose_device(device)
+    source = resolve(model, chosen)
+    log.info("Model: %s", source.reason)
+    config, _ = checkpoint.open_weights(source.path)
+    return OpenedModel(source, config, chosen, choose_dtype(dtype, chosen))
 
 
-def choose_dtype(dtype: str, device: str) -> torch.dtype:
-    """What is fast and safe on the device for "auto"; the dtype itself otherwise."""
-    if dtype != "auto":
-        return DTYPES[dtype]
-    if device == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.float32
-
-
-def load_model(model: str, device: str, dtype: str, quantization: str, num_blocks: int, block_size: int) -> LoadedModel:
-    """Resolve, read, check and place a model, with a line of the log for each part. Raises ModelError, TextError."""
+def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_size: int) -> LoadedModel:
+    """Read weights and tokenizer and make the pool. Raises ModelError, TextError, MemoryError."""
+    source, config = opened.source, opened.config
     started = time.perf_counter()
-    device = choose_device(device)
-    source = resolve(model, device)
-    log.info("Model: %s (%s)", source.name, source.reason)
-    torch_dtype = choose_dtype(dtype, device)
-    network, config = checkpoint.load(source.path, torch_dtype, device)
-    read = time.perf_counter()
-    log.info("Weights read in %.1f s (%s on %s)", read - started, str(torch_dtype).removeprefix("torch."), device)
     tokenizer = Tokenizer.load(source.path)
-    log.info("Tokenizer read in %.1f s", time.perf_counter() - read)
     vocab_size = min(tokenizer.vocab_size, config.vocab_size)
-    runner = TorchRunner(network, num_blocks, block_size, torch_dtype, device, vocab_size)
+    if tokenizer.vocab_size > config.vocab_size:
+        words = "The tokenizer has ids up to %d, the model only to %d; prompts with the others are refused"
+        log.warning(words, tokenizer.vocab_size - 1, config.vocab_size - 1)
+    read = time.perf_counter()
+    network, _ = checkpoint.load(source.path, opened.dtype, opened.device)
+    runner = TorchRunner(network, num_blocks, block_size, opened.dtype, opened.device, vocab_size)
+    ended = time.perf_counter()
+    log.info("Tokenizer loaded in %.1f s, weights and KV pool in %.1f s", read - started, ended - read)
     info = {
-        "device": device,
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "dtype": str(torch_dtype).removeprefix("torch."),
+        "device": device_name(opened.device),
+        "dtype": str(opened.dtype).removeprefix("torch."),
         "quantization": "none",
     }
     eos = frozenset(config.eos_token_ids) | tokenizer.eos_token_ids
     return LoadedModel(runner, tokenizer, source, eos, vocab_size, config.max_position_embeddings, info)
 
 
-def settings_for(loaded: LoadedModel, settings: EngineSettings, max_model_len: int | None) -> EngineSettings:
-    """`settings` with the context length that was asked for, or the model's own. Raises ModelError past that."""
-    wanted = max_model_len or loaded.max_model_len
-    if wanted > loaded.max_model_len:
-        raise ModelError(
-            f"--max-model-len {wanted} is more than the model was trained for ({loaded.max_model_len}); lower it"
-        )
-    return settings.changed({"max_model_len": wanted})
+def choose_device(asked: str) -> str:
+    """ "cpu" or "cuda". Raises ModelError when CUDA is asked for and not there."""
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise ModelError("--device cuda: torch sees no CUDA card here; use --device cpu or auto")
+    return "cuda" if asked == "cuda" or (asked == "auto" and has_cuda) else "cpu"
+
+
+def choose_dtype(asked: str, device: str) -> torch.dtype:
+    """What is fast and safe: bfloat16 where the device computes in it, else float16 on cards and float32 on CPUs."""
+    if asked != "auto":
+        dtype: torch.dtype = getattr(torch, asked)
+        return dtype
+    if device == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if _has_fast_bfloat16() else torch.float32
+
+
+def device_name(device: str) -> str:
+    """In words, for people."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU ({torch.get_num_threads()} threads)"
+
+
+def _has_fast_bfloat16() -> bool:
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)

@@ -51,9 +51,8 @@ def finish(result: Mapping[str, Any], table: str, json_file: Path | None) -> Non
     """Print the head and the table, and write the JSON if a file was named."""
     machine = result["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    print(
-        f"{result['command']}\n{machine['processor']}, {machine['cores']} cores, {machine['system']}; {versions}; {result['date']}"
-    )
+    print(result["command"])
+    print(f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; {versions}; {result['date']}")
     print("\n" + table)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
