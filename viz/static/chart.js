@@ -1,0 +1,129 @@
+// One Plotly figure that is updated in place: its node is never replaced, a person's zoom stays, all charts of a view
+// share one time axis. Never knows what is in the figure.
+
+import { withAlpha } from "./theme.js";
+
+const FOLLOW_S = 60; // how much of the past the time axis shows while it follows
+
+let loading = null;
+
+/** Plotly itself, loaded once from this server when the first chart is drawn. */
+export function loadPlotly(base = document.baseURI) {
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = new URL("ui/plotly.min.js", base);
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => reject(new Error("the charts' library could not be loaded"));
+    document.head.append(script);
+  });
+  return loading;
+}
+
+/** The stretch of time that all charts of the page show; null follows the newest step. */
+export class TimeRange {
+  constructor() {
+    this.zoomed = null;
+    this.version = 0; // charts take the shared range over their own when this changes
+    this.listeners = new Set();
+  }
+
+  set(range) {
+    this.zoomed = range;
+    this.version += 1;
+    for (const listener of this.listeners) listener();
+  }
+
+  /** [from, to] for a view. */
+  of(view) {
+    if (this.zoomed) return this.zoomed;
+    const { frames, last } = view.history;
+    if (!last) return [0, 1];
+    if (view.source.isRun) return [Math.min(0, frames[0].t), this.end ?? last.end];
+    return [Math.max(frames[0].t, last.end - FOLLOW_S), last.end];
+  }
+}
+
+export class Chart {
+  constructor(view, range, element, { height = 220, hasTime = true } = {}) {
+    Object.assign(this, { view, range, element, height, hasTime });
+    this.plotly = null;
+    this.numUpdates = 0; // for tests
+    range.listeners.add(() => this.onRange?.());
+  }
+
+  /** Draw `traces`; `layout` is laid over the common one. */
+  async react(traces, layout) {
+    this.plotly ??= await loadPlotly();
+    const width = this.element.clientWidth;
+    if (!width || !this.element.isConnected) return;
+    const isFirst = !this.isDrawn;
+    this.isDrawn = true;
+    await this.plotly.react(this.element, traces, this.layout(layout, width), this.config(width));
+    this.numUpdates += 1;
+    if (isFirst) this.listen();
+  }
+
+  config(width) {
+    return {
+      responsive: false,
+      displaylogo: false,
+      showSendToCloud: false,
+      doubleClick: false,
+      scrollZoom: false,
+      displayModeBar: width < 600 ? false : "hover",
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "resetScale2d"],
+    };
+  }
+
+  axis(more = {}) {
+    const { theme } = this.view;
+    const line = { gridcolor: theme.line, zerolinecolor: theme.line, linecolor: theme.line, fixedrange: true };
+    return { ...line, tickfont: { size: 11 }, uirevision: "keep", automargin: true, ...more };
+  }
+
+  layout(layout, width) {
+    const { theme, cursor } = this.view;
+    const time = this.axis({ fixedrange: false, uirevision: this.range.version, range: this.range.of(this.view), ticksuffix: " s" });
+    const { xaxis, yaxis, shapes = [], ...rest } = layout;
+    const frame = this.view.frame;
+    const line = frame && this.hasTime && !cursor.isLive ? [this.line(frame.t + frame.duration / 2, withAlpha(theme.accent, 0.9))] : [];
+    return {
+      width,
+      height: this.height,
+      margin: { l: 44, r: 12, t: 8, b: 28 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: theme.font, size: 12, color: theme.text },
+      hoverlabel: { bgcolor: theme.card, bordercolor: theme.line, font: { color: theme.text, family: theme.font } },
+      hovermode: "x unified",
+      showlegend: true,
+      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 11 } },
+      uirevision: "keep",
+      transition: { duration: 0 },
+      xaxis: this.hasTime ? { ...time, ...xaxis } : this.axis(xaxis),
+      yaxis: this.axis(yaxis),
+      shapes: [...shapes, ...line],
+      ...rest,
+    };
+  }
+
+  line(x, color) {
+    return { type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color, width: 1.5, dash: "dot" } };
+  }
+
+  listen() {
+    if (!this.hasTime) return;
+    this.element.on("plotly_relayout", (change) => {
+      const [from, to] = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (typeof from === "number" && typeof to === "number") this.range.set([from, to]);
+    });
+    this.element.on("plotly_doubleclick", () => this.range.set(null));
+    this.element.on("plotly_click", ({ points }) => {
+      const [point] = points;
+      if (!point) return;
+      const request = point.data.meta?.requests?.[point.pointIndex];
+      if (request !== undefined) this.view.cursor.set({ selected: request });
+      else if (typeof point.x === "number") this.view.cursor.set({ time: point.x });
+    });
+  }
+}

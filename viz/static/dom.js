@@ -1,0 +1,76 @@
+// Small helpers to build elements. Text always goes in as text.
+
+export function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") element.className = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Change text only when it differs, so that nothing is laid out again for nothing. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+let numPanels = 0;
+
+/** A titled panel: heading, a headline in words that answers the panel's question, a body, and a table on demand. */
+export class Panel {
+  constructor(name, title, question) {
+    const id = `ep-${name}-${++numPanels}`;
+    this.heading = el("h3", { id }, title);
+    this.headline = el("p", { class: "ep-headline" });
+    this.body = el("div", { class: "ep-body" });
+    this.tableBox = el("div", { class: "ep-table-box", id: `${id}-table`, hidden: true, tabindex: "0", role: "region", "aria-label": `${title} as a table` });
+    this.button = el("button", { type: "button", class: "ep-link", "aria-expanded": "false", "aria-controls": `${id}-table`, onclick: () => this.toggle() }, "Table");
+    const head = el("div", { class: "ep-panel-head" }, this.heading, el("span", { class: "ep-question" }, question), this.button);
+    this.root = el("section", { class: `ep-panel ep-${name}`, "aria-labelledby": id }, head, this.headline, this.body, this.tableBox);
+    this.getTable = null; // () → {head: [...], rows: [[...]]}
+  }
+
+  toggle() {
+    this.tableBox.hidden = !this.tableBox.hidden;
+    this.button.setAttribute("aria-expanded", String(!this.tableBox.hidden));
+    this.drawTable();
+  }
+
+  drawTable() {
+    if (this.tableBox.hidden || !this.getTable) return;
+    const { head, rows } = this.getTable();
+    const cells = (kind, values) => el("tr", {}, ...values.map((value) => el(kind, kind === "th" ? { scope: "col" } : {}, String(value))));
+    const body = el("tbody", {}, ...rows.map((row) => cells("td", row)));
+    const table = el("table", {}, el("caption", {}, this.heading.textContent), el("thead", {}, cells("th", head)), body);
+    const scroll = this.tableBox.scrollTop;
+    this.tableBox.replaceChildren(table);
+    this.tableBox.scrollTop = scroll;
+  }
+}
+
+/** One tooltip for the whole page; lines are plain text, the first one is the title. */
+export class Tooltip {
+  constructor() {
+    this.box = el("div", { class: "ep-tooltip", role: "tooltip", hidden: true });
+  }
+
+  show(event, lines) {
+    this.box.replaceChildren(...lines.filter(Boolean).map((line, i) => el(i ? "div" : "strong", {}, line)));
+    if (!this.box.isConnected) document.body.append(this.box);
+    this.box.hidden = false;
+    const { offsetWidth: width, offsetHeight: height } = this.box;
+    const left = Math.min(event.clientX + 14, window.innerWidth - width - 8);
+    const below = event.clientY + 18;
+    this.box.style.left = `${Math.max(8, left)}px`;
+    this.box.style.top = `${below + height > window.innerHeight - 8 ? event.clientY - height - 12 : below}px`;
+  }
+
+  hide() {
+    this.box.hidden = true;
+  }
+}
+
+export const tooltip = new Tooltip();

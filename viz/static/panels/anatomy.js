@@ -1,0 +1,56 @@
+// Step anatomy: where the time of a step goes.
+
+import { Chart } from "../chart.js";
+import { el, Panel, setText } from "../dom.js";
+import { between, thinned } from "../series.js";
+import { withAlpha } from "../theme.js";
+import { percent, seconds } from "../words.js";
+import { TIMES } from "../wire.js";
+
+const NAMES = { schedule: "scheduling", batch: "building the batch", forward: "forward pass", sample: "sampling", commit: "committing", publish: "publishing" };
+const HUES = { schedule: "#d55e00", batch: "#e69f00", forward: "#0072b2", sample: "#009e73", commit: "#cc79a7", publish: "#8a8f98" };
+const SHAPES = { schedule: "/", batch: "\\", forward: "", sample: ".", commit: "x", publish: "-" };
+
+export class Anatomy {
+  constructor(view, range) {
+    this.view = view;
+    this.range = range;
+    this.panel = new Panel("anatomy", "Step anatomy", "Where does a step's time go?");
+    this.root = this.panel.root;
+    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Step anatomy" });
+    this.panel.body.append(this.box);
+    this.chart = new Chart(view, range, this.box, { height: 200 });
+    this.chart.onRange = () => this.draw();
+    this.panel.getTable = () => this.table();
+  }
+
+  draw() {
+    const { frame, theme, history } = this.view;
+    if (!frame) return null;
+    const [from, to] = this.range.of(this.view);
+    const frames = thinned(between(history, from, to), from, to, 240);
+    const x = frames.map((f) => f.t);
+    const order = ["forward", "sample", "batch", "schedule", "commit", "publish"];
+    const traces = order.map((name) => ({
+      type: "scatter", mode: "lines", name: NAMES[name], x, y: frames.map((f) => (f.times[TIMES.indexOf(name)] ?? 0) * 1000), stackgroup: "step",
+      line: { width: 0.8, color: HUES[name] }, fillcolor: withAlpha(HUES[name], 0.6),
+      fillpattern: SHAPES[name] ? { shape: SHAPES[name], size: 5, solidity: 0.3, fgcolor: theme.card, fillmode: "overlay" } : undefined,
+      hovertemplate: "%{y:.2f} ms",
+    }));
+    this.describe(frame);
+    return this.chart.react(traces, { yaxis: { ticksuffix: " ms", rangemode: "tozero" } });
+  }
+
+  describe(frame) {
+    const sum = frame.times.reduce((a, b) => a + b, 0);
+    const forward = frame.times[TIMES.indexOf("forward")] ?? 0;
+    const parts = TIMES.map((name, i) => `${NAMES[name]} ${seconds(frame.times[i] ?? 0)}`).join(", ");
+    setText(this.panel.headline, sum ? `Step ${frame.step} took ${seconds(frame.duration)}, ${percent(forward / Math.max(sum, 1e-9))} of it in the model: ${parts}.` : `Step ${frame.step} took ${seconds(frame.duration)}.`);
+  }
+
+  table() {
+    const [from, to] = this.range.of(this.view);
+    const rows = thinned(between(this.view.history, from, to), from, to, 20).map((f) => [f.step, ...TIMES.map((_, i) => seconds(f.times[i] ?? 0)), seconds(f.duration)]);
+    return { head: ["Step", ...TIMES.map((name) => NAMES[name]), "Whole step"], rows };
+  }
+}

@@ -1,0 +1,343 @@
+// The batch strip: requests × steps. What each request did in each step, and how full each step was.
+
+import { el, Panel, setText, tooltip } from "../dom.js";
+import { hatch, inkOn, penFor, withAlpha } from "../theme.js";
+import { count, label, number, seconds } from "../words.js";
+import { activity, rowsOf, total } from "../activity.js";
+
+const LEGEND = [
+  ["prefill", "reads its prompt (prefill)"],
+  ["cached", "part found in the prefix cache"],
+  ["decode", "writes one token (decode)"],
+  ["wait", "waits, and why"],
+  ["inactive", "ended, but holds its slot"],
+  ["padding", "padding"],
+  ["preempted", "thrown out (preempted)"],
+];
+const MAX_ROWS = 16;
+const BARS = 46;
+const SIZES = [4, 6, 9, 14, 22, 32];
+
+export class Strip {
+  constructor(view) {
+    this.view = view;
+    this.cell = 14;
+    this.panel = new Panel("strip", "Batch strip", "Who shared which step?");
+    this.root = this.panel.root;
+    this.canvas = el("canvas", { role: "img", "aria-label": "Batch strip: requests by steps" });
+    const zoom = (by) => el("button", { type: "button", class: "ep-icon", "aria-label": by > 0 ? "Wider steps" : "Narrower steps", onclick: () => this.zoom(by) }, by > 0 ? "+" : "−");
+    this.panel.body.append(this.canvas, this.legend());
+    this.panel.button.before(zoom(-1), zoom(1));
+    this.panel.getTable = () => this.table();
+    this.canvas.addEventListener("pointermove", (event) => this.hover(event));
+    this.canvas.addEventListener("pointerleave", () => tooltip.hide());
+    this.canvas.addEventListener("click", (event) => this.click(event));
+  }
+
+  legend() {
+    const items = LEGEND.map(([kind, words]) => el("li", {}, el("span", { class: `ep-key ep-key-${kind}` }), words));
+    return el("ul", { class: "ep-legend" }, ...items);
+  }
+
+  zoom(by) {
+    const at = SIZES.findIndex((size) => size >= this.cell);
+    this.cell = SIZES[Math.max(0, Math.min(SIZES.length - 1, at + by))];
+    this.draw();
+  }
+
+  /** The steps in sight: the newest ones, or those around the time cursor. */
+  span(width) {
+    const { history, cursor, frame } = this.view;
+    const columns = Math.max(4, Math.floor(width / this.cell));
+    if (cursor.isLive || this.end === undefined) this.end = history.newest;
+    if (frame.step > this.end || frame.step <= this.end - columns) this.end = frame.step + Math.floor(columns / 2);
+    this.end = Math.min(this.end, history.newest);
+    const first = Math.max(history.oldest, this.end - columns + 1);
+    return [first, Math.max(this.end, first)];
+  }
+
+  /** Requests that were there in the steps in sight; when too many, those that ran and the first that wait. */
+  rows(first, last) {
+    const ran = new Set();
+    const waited = new Set();
+    for (let n = first; n <= last; n++) {
+      const f = this.view.history.frame(n);
+      for (const id of f.tokens.keys()) ran.add(id);
+      for (const id of f.inactiveIds) ran.add(id);
+      for (const id of f.pendingDecode) ran.add(id);
+      for (const id of f.pendingPrefill) waited.add(id);
+    }
+    if (this.view.cursor.selected !== null && waited.has(this.view.cursor.selected)) ran.add(this.view.cursor.selected);
+    for (const id of ran) waited.delete(id);
+    const busy = [...ran].sort((a, b) => a - b).slice(-MAX_ROWS + (waited.size ? 1 : 0));
+    const idle = [...waited].sort((a, b) => a - b);
+    const shown = idle.slice(0, Math.max(0, MAX_ROWS - busy.length));
+    return { ids: [...busy, ...shown].sort((a, b) => a - b), hidden: idle.length - shown.length + ran.size - busy.length };
+  }
+
+  draw() {
+    const { frame, history } = this.view;
+    const width = this.panel.body.clientWidth;
+    if (!frame || !width) return;
+    this.labels = width < 480 ? 30 : 118;
+    const [first, last] = this.span(width - this.labels);
+    const { ids, hidden } = this.rows(first, last);
+    this.rowHeight = ids.length > 10 ? 18 : 24;
+    const height = Math.max(3, ids.length) * this.rowHeight + (hidden ? 18 : 0) + BARS + 16;
+    Object.assign(this, { first, last, ids, height, rowsEnd: Math.max(3, ids.length) * this.rowHeight + (hidden ? 18 : 0) });
+    const ctx = penFor(this.canvas, width, height);
+    ctx.textBaseline = "middle";
+    this.drawCursor(ctx, frame);
+    ids.forEach((id, row) => this.drawRow(ctx, id, row, frame, history));
+    if (hidden) this.text(ctx, `… and ${number(hidden)} more`, 2, this.rowsEnd - 9, this.view.theme.dim);
+    this.drawBars(ctx, width, frame);
+    this.describe(frame);
+  }
+
+  x(step) {
+    return this.labels + (step - this.first) * this.cell;
+  }
+
+  text(ctx, text, x, y, color, size = 11, weight = "") {
+    ctx.font = `${weight} ${size}px ${this.view.theme.font}`;
+    ctx.fillStyle = color;
+    ctx.fillText(text, x, y);
+  }
+
+  drawCursor(ctx, frame) {
+    const { theme } = this.view;
+    if (this.view.cursor.isLive) return;
+    ctx.fillStyle = withAlpha(theme.accent, 0.16);
+    ctx.fillRect(this.x(frame.step), 0, this.cell, this.height);
+  }
+
+  drawRow(ctx, id, row, frame, history) {
+    const { view, cell, rowHeight } = this;
+    const { theme } = view;
+    const y = row * rowHeight;
+    ctx.globalAlpha = view.isFaded(id) ? 0.25 : 1;
+    const color = view.color(id);
+    const size = Math.min(18, rowHeight - 4);
+    ctx.fillStyle = color;
+    ctx.beginPath();
+    ctx.roundRect(2, y + (rowHeight - size) / 2, Math.max(size, 9 + 8 * label(id).length), size, 4);
+    ctx.fill();
+    ctx.textAlign = "center";
+    this.text(ctx, label(id), 2 + Math.max(size, 9 + 8 * label(id).length) / 2, y + rowHeight / 2 + 0.5, inkOn(color), 11, "600");
+    ctx.textAlign = "left";
+    const now = activity(history, frame, id);
+    if (this.labels > 60 && now) this.text(ctx, this.nowWords(now), 28 + 8 * (label(id).length - 1), y + rowHeight / 2 + 0.5, theme.dim);
+    ctx.strokeStyle = theme.line;
+    ctx.lineWidth = 1;
+    ctx.strokeRect(this.labels, y + rowHeight - 0.5, (this.last - this.first + 1) * cell, 0);
+    let stretch = null;
+    for (let n = this.first; n <= this.last; n++) {
+      const what = activity(history, history.frame(n), id);
+      if (what) this.drawCell(ctx, what, this.x(n), y, color, theme);
+      const word = !what || what.preempted ? null : what.kind === "wait" ? (what.wait ? view.waitShort(what.wait.reason) : "") : what.kind === "inactive" ? "slot held" : null;
+      if (stretch && stretch.word !== word) this.drawStretch(ctx, stretch, n, y);
+      if (!stretch || stretch.word !== word) stretch = word ? { word, from: n } : null;
+    }
+    if (stretch) this.drawStretch(ctx, stretch, this.last + 1, y);
+    ctx.globalAlpha = 1;
+  }
+
+  nowWords(what) {
+    if (what.kind === "prefill") return `reads ${number(what.tokens)}`;
+    if (what.kind === "decode") return "writes";
+    if (what.kind === "inactive") return "slot held";
+    return what.wait ? this.view.waitShort(what.wait.reason) : "waits";
+  }
+
+  drawCell(ctx, what, x, y, color, theme) {
+    const { cell, rowHeight } = this;
+    const gap = cell > 5 ? 1 : 0;
+    const [left, top, width, height] = [x + gap / 2, y + 2, cell - gap, rowHeight - 5];
+    if (what.kind === "prefill") {
+      const rows = what.tokens + what.padding + what.cached;
+      ctx.fillStyle = color;
+      ctx.fillRect(left, top, width, height);
+      if (what.cached) this.shade(ctx, "stripes", withAlpha(theme.card, 0.75), left, top + height * (1 - what.cached / rows), width, (height * what.cached) / rows);
+      this.shadePadding(ctx, what, rows, left, top, width, height, theme);
+      if (cell >= 12 && rowHeight >= 18) this.verticalNumber(ctx, what.tokens, left + width / 2, top + height / 2, inkOn(color), height);
+    } else if (what.kind === "decode") {
+      ctx.fillStyle = withAlpha(color, 0.3);
+      ctx.fillRect(left, top + height * 0.2, width, height * 0.6);
+      ctx.fillStyle = color;
+      ctx.fillRect(left, top + height * 0.38, width, Math.max(3, height * 0.24));
+      if (what.padding) this.shadePadding(ctx, what, what.tokens + what.padding, left, top, width, height, theme);
+    } else if (what.kind === "inactive") {
+      this.shade(ctx, "cross", theme.dim, left, top + height * 0.2, width, height * 0.6);
+    } else if (what.kind === "wait") {
+      ctx.strokeStyle = withAlpha(color, 0.9);
+      ctx.setLineDash([2, 2]);
+      ctx.beginPath();
+      ctx.moveTo(x, y + rowHeight / 2);
+      ctx.lineTo(x + cell, y + rowHeight / 2);
+      ctx.stroke();
+      ctx.setLineDash([]);
+      if (what.padding) this.shadePadding(ctx, what, what.padding, left, top, width, height, theme);
+    }
+    if (what.preempted) this.drawPreempted(ctx, x + cell / 2, y + rowHeight / 2, theme);
+  }
+
+  shade(ctx, kind, color, x, y, width, height) {
+    ctx.fillStyle = hatch(ctx, kind, color);
+    ctx.fillRect(x, y, width, height);
+  }
+
+  shadePadding(ctx, what, rows, left, top, width, height, theme) {
+    if (!what.padding) return;
+    const part = (height * what.padding) / rows;
+    ctx.fillStyle = theme.sunken;
+    ctx.fillRect(left, top, width, part);
+    this.shade(ctx, "stripes", theme.dim, left, top, width, part);
+  }
+
+  verticalNumber(ctx, n, x, y, color, height) {
+    const text = n >= 10_000 ? `${Math.round(n / 1000)}k` : String(n);
+    ctx.save();
+    ctx.translate(x, y);
+    ctx.textAlign = "center";
+    if (this.cell < 6 * text.length + 2) ctx.rotate(-Math.PI / 2);
+    ctx.font = `600 ${Math.min(9.5, (height * 1.7) / text.length)}px ${this.view.theme.font}`;
+    ctx.fillStyle = color;
+    ctx.fillText(text, 0, 0.5);
+    ctx.restore();
+  }
+
+  drawPreempted(ctx, x, y, theme) {
+    ctx.strokeStyle = theme.card;
+    for (const [width, color] of [[5, theme.card], [2.5, theme.bad]]) {
+      ctx.strokeStyle = color;
+      ctx.lineWidth = width;
+      ctx.beginPath();
+      ctx.moveTo(x - 5, y - 5);
+      ctx.lineTo(x + 5, y + 5);
+      ctx.moveTo(x + 5, y - 5);
+      ctx.lineTo(x - 5, y + 5);
+      ctx.stroke();
+    }
+    ctx.lineWidth = 1;
+  }
+
+  /** The reason, written over a stretch of waiting that is long enough to hold it. */
+  drawStretch(ctx, stretch, end, y) {
+    const { theme } = this.view;
+    ctx.font = `10px ${theme.font}`;
+    const width = ctx.measureText(stretch.word).width + 8;
+    const room = (end - stretch.from) * this.cell;
+    if (!stretch.word || room < width) return;
+    const x = this.x(stretch.from) + Math.min(6, (room - width) / 2);
+    ctx.fillStyle = theme.card;
+    ctx.fillRect(x, y + this.rowHeight / 2 - 7, width, 14);
+    this.text(ctx, stretch.word, x + 4, y + this.rowHeight / 2 + 0.5, theme.dim, 10);
+  }
+
+  /** How many rows each step computed, against its token budget. */
+  drawBars(ctx, width, frame) {
+    const { history, theme } = this.view;
+    const top = this.rowsEnd + 12;
+    const full = BARS - 8;
+    let most = 1;
+    for (let n = this.first; n <= this.last; n++) most = Math.max(most, total(rowsOf(history.frame(n))));
+    const budget = frame.budget;
+    const scale = Math.max(most, budget <= most * 2.5 ? budget : most * 1.15);
+    ctx.globalAlpha = 1;
+    for (let n = this.first; n <= this.last; n++) this.drawBar(ctx, rowsOf(history.frame(n)), this.x(n), top + full, full / scale);
+    ctx.strokeStyle = theme.line;
+    ctx.strokeRect(this.labels, top + full + 0.5, (this.last - this.first + 1) * this.cell, 0);
+    const y = top + full - (budget * full) / scale;
+    if (y >= top - 1) {
+      ctx.strokeStyle = theme.bad;
+      ctx.setLineDash([4, 3]);
+      ctx.strokeRect(this.labels, y, (this.last - this.first + 1) * this.cell, 0);
+      ctx.setLineDash([]);
+    }
+    if (this.labels > 60) {
+      this.text(ctx, "tokens a step", 2, top + 10, theme.dim);
+      this.text(ctx, y >= top - 1 ? `budget ${number(budget)}` : `budget ${number(budget)} ↑`, 2, top + 24, theme.dim);
+    }
+  }
+
+  drawBar(ctx, rows, x, bottom, scale) {
+    const { theme } = this.view;
+    const width = this.cell - (this.cell > 5 ? 1 : 0);
+    let y = bottom;
+    const add = (n, paint) => {
+      if (!n) return;
+      const height = Math.max(1, n * scale);
+      y -= height;
+      paint(y, height);
+    };
+    const solid = (color) => (top, height) => {
+      ctx.fillStyle = color;
+      ctx.fillRect(x, top, width, height);
+    };
+    add(rows.decode, solid(withAlpha(theme.accent, 0.45)));
+    add(rows.prefill, solid(theme.accent));
+    add(rows.inactive, (top, height) => this.shade(ctx, "cross", theme.dim, x, top, width, height));
+    add(rows.padding, (top, height) => this.shade(ctx, "stripes", theme.dim, x, top, width, height));
+  }
+
+  describe(frame) {
+    const rows = rowsOf(frame);
+    const parts = [
+      rows.prefill && `${number(rows.prefill)} of prompts (${count(frame.activePrefill.length, "request")})`,
+      rows.decode && `${number(rows.decode)} decoding`,
+      rows.padding && `${number(rows.padding)} padding`,
+      rows.inactive && `${number(rows.inactive)} for ended requests`,
+    ].filter(Boolean);
+    const text = `Step ${number(frame.step)} computed ${number(total(rows))} of at most ${number(frame.budget)} tokens in ${seconds(frame.duration)}${parts.length ? `: ${parts.join(", ")}` : ""}.`;
+    setText(this.panel.headline, text);
+    this.canvas.setAttribute("aria-label", `Batch strip, steps ${this.first} to ${this.last}. ${text}`);
+  }
+
+  /** What lies under the pointer: the step and the request (null below the rows). */
+  hit(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const step = Math.floor((x - this.labels) / this.cell) + this.first;
+    const id = y < this.ids.length * this.rowHeight ? this.ids[Math.floor(y / this.rowHeight)] : null;
+    return { frame: x >= this.labels && step <= this.last ? this.view.history.frame(step) : null, id };
+  }
+
+  hover(event) {
+    if (!this.ids) return;
+    const { frame, id } = this.hit(event);
+    if (!frame) return tooltip.hide();
+    const what = id === null ? null : activity(this.view.history, frame, id);
+    if (!what) {
+      const rows = rowsOf(frame);
+      return tooltip.show(event, [`Step ${number(frame.step)}`, `${number(total(rows))} tokens of a budget of ${number(frame.budget)}`, `${number(rows.prefill)} prefill, ${number(rows.decode)} decode`, rows.padding + rows.inactive > 0 && `${number(rows.padding)} padding, ${number(rows.inactive)} inactive`]);
+    }
+    tooltip.show(event, [`${label(id)} in step ${number(frame.step)}`, ...this.details(what, frame, id)]);
+  }
+
+  details(what, frame, id) {
+    const lines = [];
+    if (what.kind === "prefill") lines.push(`reads ${count(what.tokens, "token")} of its prompt`);
+    if (what.cached) lines.push(`${count(what.cached, "token")} came from the prefix cache`);
+    if (what.kind === "decode") lines.push(`writes token ${number(frame.outputs.get(id) ?? 0)} of its answer`);
+    if (what.kind === "inactive") lines.push("has ended, but its slot computes on until the batch ends");
+    if (what.kind === "wait") lines.push(what.wait ? `waits: ${this.view.waitWords(what.wait)}` : "waits");
+    if (what.padding) lines.push(`${count(what.padding, "padded row")} computed for nothing`);
+    if (what.preempted) lines.push(this.view.eventWords(what.preempted));
+    return lines;
+  }
+
+  click(event) {
+    const { frame, id } = this.hit(event);
+    if (id !== null && !frame) return this.view.cursor.toggle(id);
+    if (frame) this.view.cursor.set({ selected: id ?? this.view.cursor.selected, time: frame.t });
+  }
+
+  table() {
+    const { history, frame } = this.view;
+    const rows = this.ids.map((id) => {
+      const what = activity(history, frame, id);
+      return [label(id), what ? what.kind : "–", what ? this.details(what, frame, id).join("; ") : "not there in this step"];
+    });
+    return { head: ["Request", `Step ${frame.step}`, "In words"], rows };
+  }
+}
