@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from engine.kv.contiguous import ContiguousLayout
@@ -20,6 +21,7 @@ from engine.scheduling.request import FinishReason, Request
 from engine.scheduling.sampling_params import InvalidRequest
 from engine.scheduling.scheduler import Scheduler
 from engine.settings import NEEDS_EMPTY_POOL, EngineSettings
+from engine.telemetry.journal import Journal
 from engine.telemetry.record import Event, EventKind, StepRecord, StepTimes
 
 
@@ -58,6 +60,8 @@ class Engine:
         """What the runner raised last, for the log; never shown to the people whose step it was."""
         self.publish_s = 0.0
         self._start_s = clock()
+        self.journal = Journal(self._start_s, asdict(settings))
+        """What came from outside, so that a trace of the records can be replayed."""
         runner.reset_pool(settings.num_blocks, settings.block_size)
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -67,6 +71,7 @@ class Engine:
         self.check_fits(request.num_prompt_tokens)
         request.max_tokens = min(request.max_tokens, self.settings.context_limit - request.num_prompt_tokens)
         self.scheduler.add(request)
+        self.journal.arrived(request)
 
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raise InvalidRequest when a prompt of this length could never run under the current settings."""
@@ -86,7 +91,10 @@ class Engine:
         self, request_id: int, reason: FinishReason = FinishReason.ABORT, error: str | None = None
     ) -> Request | None:
         """End a request now; its blocks are free at once. None when there is no such request (any more)."""
-        return self.scheduler.abort(request_id, self.clock(), reason, error)
+        request = self.scheduler.abort(request_id, self.clock(), reason, error)
+        if request is not None:
+            self.journal.aborted(request_id, str(reason))
+        return request
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -143,7 +151,9 @@ class Engine:
             publish_s=self.publish_s,
         )
         self.num_steps = plan.step
-        return build_record(self.scheduler, plan, now_s - self._start_s, self.clock() - now_s, times)
+        record = build_record(self.scheduler, plan, now_s - self._start_s, self.clock() - now_s, times)
+        self.journal.stepped(record, output.sampled)
+        return record
 
     def next_wake_s(self) -> float | None:
         """When to call `step` again although nothing new has happened; None when nothing is due."""
@@ -176,6 +186,7 @@ class Engine:
             self.scheduler.is_draining = False
             self._take_settings(wanted)
             self._note(EventKind.SETTINGS, wanted)
+        self.journal.changed(changes)
 
     def _take_settings(self, settings: EngineSettings) -> None:
         kv = self.scheduler.kv
