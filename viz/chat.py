@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from engine.scheduling.sampling_params import InvalidRequest, SamplingParams
 from engine.telemetry.record import Wait
 from viz.words import wait_in_words
+
+if TYPE_CHECKING:
+    from engine.serving.service import EngineService
+    from engine.serving.stream import RequestStream, StreamChunk
 
 YIELD_EVERY_S = 0.06
 """Answers grow at most this often: each update costs the server about a millisecond."""
@@ -69,41 +73,32 @@ def client_name(kind: str) -> str:
     return f"{kind}-{next(_runs)}"
 
 
-async def follow(stream: Any, answer: Answer) -> AsyncIterator[bool]:
+async def follow(service: EngineService, stream: RequestStream, answer: Answer) -> AsyncIterator[bool]:
     """Read `stream` into `answer` to its end; yields True when the answer changed, False when it only waited.
 
     Yields at least every `POLL_EVERY_S`. Closing this generator early aborts the request.
     """
     answer["request"] = stream.request_id
-    chunks = aiter(stream)
-    pending: asyncio.Future[Any] = asyncio.ensure_future(anext(chunks))
     try:
-        while True:
-            done, _ = await asyncio.wait({pending}, timeout=POLL_EVERY_S)
-            if not done:
-                yield _note_waiting(stream, answer)
+        while answer["phase"] != "done":
+            chunk = await stream.read_async(POLL_EVERY_S)
+            if chunk is None:
+                yield _note_waiting(service, stream, answer)
                 continue
-            try:
-                chunk = pending.result()
-            except StopAsyncIteration:
-                return
             _take(chunk, answer)
             yield True
-            if chunk.finish_reason is not None:
-                return
-            await asyncio.sleep(YIELD_EVERY_S)  # the stream gathers meanwhile what comes
-            pending = asyncio.ensure_future(anext(chunks))
+            if answer["phase"] != "done":
+                await asyncio.sleep(YIELD_EVERY_S)  # the stream gathers meanwhile what comes
     finally:
-        pending.cancel()
-        if answer["phase"] != "done":
-            stream.cancel()
+        stream.cancel()
 
 
-def _note_waiting(stream: Any, answer: Answer) -> bool:
+def _note_waiting(service: EngineService, stream: RequestStream, answer: Answer) -> bool:
     """Say where a request that has no token yet stands; True when that is news."""
     if answer["text"]:
         return False
-    note = queue_note(stream.position_in_queue(), stream.wait_reason())
+    request_id = stream.request_id
+    note = queue_note(service.queue_position(request_id), service.wait_reason(request_id))
     if note == answer["note"]:
         return False
     answer["note"] = note
@@ -118,15 +113,16 @@ def queue_note(position: int | None, wait: Wait | None) -> str:
     return f"{place}: {wait_in_words(wait)}" if wait is not None else place
 
 
-def _take(chunk: Any, answer: Answer) -> None:
+def _take(chunk: StreamChunk, answer: Answer) -> None:
     answer["text"] += chunk.text
     if chunk.token_ids or chunk.text:
         answer["phase"], answer["note"] = "answering", None
     if chunk.finish_reason is not None:
         answer["phase"], answer["note"] = "done", None
         answer["error"] = chunk.error
-        if is_dataclass(chunk.metrics) and not isinstance(chunk.metrics, type):
-            answer["metrics"] = asdict(chunk.metrics) | {"finish_reason": str(chunk.finish_reason)}
+        if chunk.metrics is not None:
+            rate = {"tokens_per_s": chunk.metrics.tokens_per_s, "finish_reason": chunk.finish_reason}
+            answer["metrics"] = asdict(chunk.metrics) | rate
 
 
 def messages_of(turns: Sequence[dict[str, Any]], system: str) -> list[dict[str, str]]:
@@ -151,7 +147,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Sequenc
 class Chat:
     """The chat handlers of a page, bound to a service and a tokenizer."""
 
-    def __init__(self, service: Any, tokenizer: Any) -> None:
+    def __init__(self, service: EngineService, tokenizer: Any) -> None:
         self._service = service
         self._tokenizer = tokenizer
 
@@ -191,7 +187,7 @@ class Chat:
             answer.update(phase="done", note=None, error=in_words(error))
             yield shown
             return
-        async for changed in follow(stream, answer):
+        async for changed in follow(self._service, stream, answer):
             yield shown if changed else gr.skip()
 
     def stop(self, value: Any) -> None:

@@ -135,8 +135,7 @@ def _pace(state: Mapping[str, Any]) -> float | None:
 
 def pending(state: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that wait for the pool to empty, {} when none do."""
-    draining = state.get("draining")
-    return dict(draining) if isinstance(draining, Mapping) else {}
+    return dict(state.get("draining_for") or {})
 
 
 def values(state: Mapping[str, Any], locked: bool) -> list[Any]:

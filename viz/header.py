@@ -26,6 +26,7 @@ SHOWN = (
     "paused",
     "step_delay_s",
     "draining",
+    "draining_for",
     "model",
     "device",
     "dtype",

@@ -77,6 +77,7 @@ def mount(app: FastAPI, page: Page) -> FastAPI:
 
     @app.get("/ui/state", include_in_schema=False)
     def ui_state() -> dict[str, Any]:
+        page.service.watch()  # only pages that are looked at ask
         return header.status_of(page.service, page.options.lock_controls, page.load.progress())
 
     app.add_middleware(ContentSecurityPolicy)

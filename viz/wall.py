@@ -58,7 +58,7 @@ class Wall:
         for card in cards:
             stream = self._submit(card, settings, client)
             if stream is not None:
-                readers.append(asyncio.create_task(_read(stream, card, changed)))
+                readers.append(asyncio.create_task(_read(self._service, stream, card, changed)))
         yield value
         try:
             while not all(reader.done() for reader in readers):
@@ -96,8 +96,8 @@ class Wall:
                 self._service.abort(card["request"])
 
 
-async def _read(stream: Any, card: dict[str, Any], changed: asyncio.Event) -> None:
-    async for news in follow(stream, card):
+async def _read(service: Any, stream: Any, card: dict[str, Any], changed: asyncio.Event) -> None:
+    async for news in follow(service, stream, card):
         if news:
             changed.set()
     changed.set()

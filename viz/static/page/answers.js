@@ -4,7 +4,6 @@
 import { el, setText } from "../dom.js";
 import { requestColor } from "../theme.js";
 import { label, seconds } from "../words.js";
-import { mark, markSelection, toggleSelection } from "./selection.js";
 
 const ENDED = {
   stop: "finished by itself",
@@ -17,12 +16,10 @@ export function button(className, text, title, onclick) {
   return el("button", { type: "button", class: className, title: title || null, onclick }, text);
 }
 
-/** The letter of a request in its colour; pressing it selects the request in the panels. */
+/** The letter of a request in its colour; the panels select the request when such a link is followed. */
 function requestChip(id) {
-  const chip = button("pg-chip", label(id), `Request ${label(id)}: show it in the panels`, () => toggleSelection(id));
-  chip.setAttribute("aria-pressed", "false");
-  chip.setAttribute("aria-label", `Request ${label(id)}: show it in the panels`);
-  return chip;
+  const title = `Request ${label(id)}: show it in the panels`;
+  return el("a", { class: "pg-chip", href: `#request-${id}`, title, "aria-label": title }, label(id));
 }
 
 function metric(value, name, title) {
@@ -68,7 +65,6 @@ export function drawAnswer(box, answer) {
     colour(box);
     parts.head.querySelector(".pg-chip")?.remove();
     parts.head.prepend(requestChip(answer.request));
-    mark(box);
   }
   if (seen.text !== answer.text) {
     seen.text = answer.text;
@@ -128,7 +124,6 @@ export function mountWall(root, props, watch) {
     const done = cards.length > 0 && cards.every((card) => card.phase === "done");
     setText(said, done ? `All ${cards.length} answers are complete.` : "");
   }
-  markSelection(wall);
   followTheme(wall);
   watch("value", draw);
   draw();

@@ -3,7 +3,6 @@
 
 import { el } from "../dom.js";
 import { button, drawAnswer, followTheme } from "./answers.js";
-import { markSelection } from "./selection.js";
 
 const MAX_SAVED = 30;
 const TITLE_CHARS = 36;
@@ -14,7 +13,6 @@ export function mountChat(root, props, watch, { regenerate, suggest }) {
   root.append(bar, log);
   const view = { props, bar, log, regenerate, suggest, shape: null };
   view.draw = () => draw(view);
-  markSelection(log);
   followTheme(log);
   watch("value", view.draw);
   view.draw();

@@ -13,7 +13,7 @@ const BATCHING = {
 };
 const SETTINGS = [
   "policy", "decode_selection", "kv_layout", "prefix_caching", "block_size", "num_blocks", "max_num_seqs",
-  "max_num_batched_tokens", "paused", "step_delay_s", "draining",
+  "max_num_batched_tokens", "paused", "step_delay_s", "draining_for",
 ]; // prettier-ignore
 const NAMES = { kv_layout: "KV memory", num_blocks: "pool", block_size: "block size", prefix_caching: "sharing" };
 
@@ -90,7 +90,7 @@ function fact(name, value, title) {
 function drawFacts(facts, state) {
   const mood = state.down ? "down" : state.draining ? "draining" : state.paused ? "paused" : state.num_running ? "running" : "ready";
   const where = [state.device, state.dtype, state.quantization !== "none" && state.quantization].filter(Boolean).join(" · ");
-  const shape = `${mood} ${where} ${state.model} ${SETTINGS.map((name) => state[name])}`;
+  const shape = JSON.stringify([mood, where, state.model, SETTINGS.map((name) => state[name])]);
   if (facts.shape === shape) return;
   facts.shape = shape;
   const sharing = state.kv_layout === "contiguous" ? "never (contiguous)" : state.prefix_caching ? "on" : "off";
@@ -107,7 +107,7 @@ function drawFacts(facts, state) {
 function noticeWords(state) {
   if (state.down) return `The engine is down: ${state.down}`;
   if (state.draining) {
-    const changes = typeof state.draining === "object" ? Object.entries(state.draining) : [];
+    const changes = Object.entries(state.draining_for || {});
     const words = changes.map(([name, value]) => `${NAMES[name] || name} → ${value}`).join(", ");
     const ends = state.num_running ? `when the ${state.num_running} running requests have ended` : "at once";
     return `Draining: ${words || "a change of settings"} takes effect ${ends}; what waits stays in the queue.`;
