@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +10,13 @@ from typing import Any
 
 import uvicorn
 
+from engine.serving.http_server import listen
+
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
     """The base URL of `app` while the block runs."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import threading
@@ -38,11 +39,18 @@ class Loaded:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket, taken before anything is loaded. Raises CannotStart when the port can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named; else each answer waits 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        if os.name == "posix":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
     except (OSError, OverflowError) as error:
+        listener.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CannotStart(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from None
+    return listener
 
 
 def serve(listener: socket.socket, load: Callable[[], Loaded]) -> None:
