@@ -24,6 +24,7 @@ from engine.serving.service_errors import EngineDead, QueueFull
 from engine.serving.snapshot import snapshot
 from engine.serving.stream import RequestMetrics, RequestStream
 from engine.settings import EngineSettings
+from engine.telemetry.journal import Journal
 from engine.telemetry.record import EventKind, StepRecord, Wait
 from engine.telemetry.ring import RecordRing, Steps
 from engine.text.assembler import TextAssembler, stop_checker
@@ -232,6 +233,11 @@ class EngineService:
         if request_id in record.waiting:
             return record.waiting[request_id]
         return record.waiting_default if request_id in record.pending_prefill else None
+
+    @property
+    def journal(self) -> Journal:
+        """What came to the present engine from outside, for traces."""
+        return self.engine.journal
 
     def add_listener(self, listener: Callable[[StepRecord], None]) -> None:
         """Call `listener` with every record, in the engine thread: it must be quick. If it raises it is dropped."""

@@ -7,6 +7,7 @@ any. Never knows a scheduler, and keeps no token once it has its number.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,8 @@ class Journal:
     def __init__(self, start_s: float, settings: Mapping[str, Any], capacity: int = 4096) -> None:
         self.start_s = start_s
         self.settings = dict(settings)
+        self.key = secrets.token_bytes(16)
+        """Seals the digests of prefixes in what is told of this run."""
         self._numbers = PrefixNumbers()
         self._places: dict[int, Place] = {}
         self._inputs: list[Input] = []
@@ -125,6 +128,12 @@ class Journal:
             self._entries.append(Entry(record.step, inputs, tokens))
 
     # -- any thread --------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Entry | None:
+        """The entry of the newest step."""
+        with self._lock:
+            return self._entries[-1] if self._entries else None
 
     def entries(self, first: int, last: int) -> Sequence[Entry]:
         """The entries of steps `first` to `last` that are still kept, oldest first."""
