@@ -15,6 +15,8 @@ import torch
 from engine.model import checkpoint
 from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
+from engine.model.linears import has_fast_bfloat16, has_onednn_linear
+from engine.model.loader import load_fast
 from engine.model.source import ModelSource, resolve
 from engine.text.tokenizer import Tokenizer
 from engine.torch_runner import TorchRunner
@@ -67,14 +69,15 @@ def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_si
         words = "The tokenizer has ids up to %d, the model only to %d; prompts with the others are refused"
         log.warning(words, tokenizer.vocab_size - 1, config.vocab_size - 1)
     read = time.perf_counter()
-    network, _ = checkpoint.load(source.path, opened.dtype, opened.device)
-    runner = TorchRunner(network, num_blocks, block_size, opened.dtype, opened.device, vocab_size)
+    fast = load_fast(source.path, opened.dtype, opened.device, quantization)
+    log.info("Quantization %s", fast.reason)
+    runner = TorchRunner(fast.model, num_blocks, block_size, opened.dtype, opened.device, vocab_size)
     ended = time.perf_counter()
     log.info("Tokenizer loaded in %.1f s, weights and KV pool in %.1f s", read - started, ended - read)
     info = {
         "device": device_name(opened.device),
         "dtype": str(opened.dtype).removeprefix("torch."),
-        "quantization": "none",
+        "quantization": fast.quantization,
     }
     eos = frozenset(config.eos_token_ids) | tokenizer.eos_token_ids
     return LoadedModel(runner, tokenizer, source, eos, vocab_size, config.max_position_embeddings, info)
@@ -95,14 +98,9 @@ def choose_dtype(asked: str, device: str) -> torch.dtype:
         return dtype
     if device == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if _has_fast_bfloat16() else torch.float32
+    return torch.bfloat16 if has_fast_bfloat16() and has_onednn_linear() else torch.float32
 
 
 def device_name(device: str) -> str:
     """In words, for people."""
     return torch.cuda.get_device_name() if device == "cuda" else f"CPU ({torch.get_num_threads()} threads)"
-
-
-def _has_fast_bfloat16() -> bool:
-    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(check is not None and check() for check in checks)

@@ -30,7 +30,7 @@ class PackedPass:
 
     token_ids: Tensor  # (N,)
     positions: Tensor  # (N,)
-    slot_rows: Tensor  # (N * Hkv,)
+    slot_rows: Tensor  # (N, Hkv)
     decode: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
     sample_rows: Tensor  # (M,)

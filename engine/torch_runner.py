@@ -35,7 +35,7 @@ class Model(Protocol):
 
 
 class TorchRunner:
-    """`Runner` on torch. Call it under `torch.inference_mode()`, always from one thread; it changes no global state.
+    """`Runner` on torch. Call it always from one thread; it changes no global state.
 
     A model with two forms of its weights has an attribute `answer_form`: the model that computes an answer's tokens,
     where the model itself computes a prompt's. A model whose query weights hold the attention scale already says so
@@ -67,11 +67,13 @@ class TorchRunner:
         kv = KVTensors(*sizes, dtype=self.dtype, device=self.device)
         self.kv, self.tables = kv, BlockTables(kv)
 
+    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         """See Runner. Raises whatever torch raises; then nothing was sampled and the step can be given up whole."""
         began = time.perf_counter()
-        self.kv.clear(plan.new_block_ids)
-        self.kv.copy(plan.copies)
+        self.kv.copy(plan.copies)  # before clearing: a source may be handed out again in this very step
+        copied_to = {c.dst for c in plan.copies}
+        self.kv.clear([block_id for block_id in plan.new_block_ids if block_id not in copied_to])
         passes = self._passes(plan)
         packed = time.perf_counter()
         hidden = [self._forward(model, one) for model, one in passes]

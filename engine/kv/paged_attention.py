@@ -160,6 +160,8 @@ def _minus_infinity(where: Tensor, dtype: torch.dtype) -> Tensor:
 def _weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
     """weights (X, M, T) @ v (X, T, D), summed in an order that does not depend on T."""
     num_slots = v.shape[1]
+    if num_slots <= SUM_SLOTS:
+        return torch.bmm(weights, v)
     out = torch.bmm(weights[..., :SUM_SLOTS], v[:, :SUM_SLOTS])
     for first in range(SUM_SLOTS, num_slots, SUM_SLOTS):
         out += torch.bmm(weights[..., first : first + SUM_SLOTS], v[:, first : first + SUM_SLOTS])

@@ -1,4 +1,4 @@
-"""A scheduler of a few lines, so that runners can be tested without the real one: chunks, padding, preemption, forks."""
+"""A scheduler of a few lines to test runners with: chunks, padding, preemption, forks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,135 @@
+"""The forms in which a weight matrix can be kept for fast products, with the operators that ship in torch.
+
+Owns packing, the operators, and the question whether this machine has them. Never knows what a matrix is for.
+Every form computes `x (M, K) -> x @ weight.T + bias (M, N)` in the dtype of x, and each row of the result is the same
+whatever the other rows are: on a CPU that was measured with bfloat16 inputs, and `OneDNNLinear` asks again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+INT4_GROUP = 32
+"""Weights of a row that share a scale: the block of GGUF's Q4_0 and Q4_1."""
+
+
+class Linear(Protocol):
+    """A matrix in some form."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weights take."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (M, K) -> (M, N)."""
+
+
+class PlainLinear:
+    """The matrix as it is: right on every device and in every dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class OneDNNLinear:
+    """bfloat16, packed once into oneDNN's own layout; `F.linear` would pack at every call, which costs as much again.
+
+    A single row may be multiplied by a matrix-vector routine that adds in another order. Packing asks whether it is
+    here, and then computes single rows as two, so that an answer does not depend on its company.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.nbytes = weight.nbytes
+        self.bias = bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16).contiguous(), 8)
+        self._apply = torch.ops.mkldnn._linear_pointwise.default
+        key = (weight.shape[0], weight.shape[1], torch.get_num_threads())
+        if key not in _SINGLE_ROW_DIFFERS:
+            x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+            _SINGLE_ROW_DIFFERS[key] = not torch.equal(self._product(x[:1]), self._product(x)[:1])
+        self._pads_single_row = _SINGLE_ROW_DIFFERS[key]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear; x is bfloat16."""
+        if self._pads_single_row and x.shape[0] == 1:
+            return self._product(x.expand(2, -1).contiguous())[:1]
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
+        result: Tensor = self._apply(x, self._packed, self.bias, "none", [], "")
+        return result
+
+
+_SINGLE_ROW_DIFFERS: dict[tuple[int, int, int], bool] = {}
+
+
+class Int4Linear:
+    """4-bit weights in groups of 32 with a bfloat16 scale and zero each: weight = (value - 8) * scale + zero.
+
+    Holds the grid of GGUF's Q4_0 and Q4_1 as it is, but for the rounding of scale and zero to bfloat16. Inputs are
+    bfloat16; sums are taken in float32.
+    """
+
+    def __init__(self, values: Tensor, scales: Tensor, minima: Tensor, bias: Tensor | None = None) -> None:
+        """weight = values * scales + minima: values (N, K) from 0 to 15, scales and minima (N, K / 32). Raises
+        ValueError for sizes that `int4_fits` denies."""
+        if not int4_fits(*values.shape):
+            raise ValueError(f"4-bit products need rows in sixteens and columns in thirty-twos, got {values.shape}")
+        scales, minima = scales.float(), minima.float()
+        zeros = minima + 8 * scales
+        self._packed = torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1)  # (N, K / 2) uint8
+        both = torch.stack((scales.T, zeros.T), dim=-1)  # (K / 32, N, 2)
+        self._scales_and_zeros = both.to(torch.bfloat16).contiguous()
+        self.bias = bias
+        self.nbytes = self._packed.nbytes + self._scales_and_zeros.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear; x is bfloat16."""
+        out = torch._weight_int4pack_mm_for_cpu(x, self._packed, INT4_GROUP, self._scales_and_zeros)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+def int4_fits(num_rows: int, num_columns: int) -> bool:
+    """Whether a matrix has a size that torch's 4-bit operator takes: (N, K)."""
+    return num_rows % 16 == 0 and num_columns % INT4_GROUP == 0
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; others emulate it, slower than float32."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
+
+
+@functools.cache
+def has_onednn_linear() -> bool:
+    """Whether torch can pack bfloat16 weights for oneDNN here: tried once, on a small product."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    weight = torch.eye(16, dtype=torch.bfloat16)
+    return _is_right(lambda: OneDNNLinear(weight)(weight), weight)
+
+
+@functools.cache
+def has_int4_linear() -> bool:
+    """Whether torch has the 4-bit operator here, and it computes what it should: tried once, on a small product."""
+    identity = torch.eye(64)
+    values = (8 + identity).to(torch.uint8)
+    scales = torch.ones(64, 2)
+    return _is_right(lambda: Int4Linear(values, scales, -8 * scales)(identity.bfloat16()), identity.bfloat16())
+
+
+def _is_right(compute: object, expected: Tensor) -> bool:
+    try:
+        return torch.equal(compute(), expected)  # type: ignore[operator]
+    except (AttributeError, RuntimeError, NotImplementedError):  # an operator that this build of torch lacks
+        return False

@@ -1,0 +1,186 @@
+"""From a file to the fastest right model for a device: which form of the weights, and why.
+
+Owns that choice and the assembly of `FastLlama`, layer by layer, so that no second copy of the model ever exists. Never
+knows where the file came from (`source`) or who will ask the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from engine.model.checkpoint import Weights, check_names_and_shapes, empty_model, open_weights
+from engine.model.config import ModelConfig
+from engine.model.errors import ModelError
+from engine.model.fast import FastLayer, FastLlama, gain
+from engine.model.linears import (
+    Int4Linear,
+    Linear,
+    OneDNNLinear,
+    PlainLinear,
+    has_int4_linear,
+    has_onednn_linear,
+    int4_fits,
+)
+
+if TYPE_CHECKING:  # a folder of safetensors is loaded without the gguf package
+    from engine.model.gguf_file import FourBitBlocks, GGUFFile
+
+QUANTIZATIONS = ("auto", "none", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class FastModel:
+    """A model ready to run. `quantization` is "none" or "int4"; `reason` says in words why."""
+
+    model: FastLlama
+    quantization: str
+    reason: str
+
+
+def load_fast(path: Path | str, dtype: torch.dtype, device: str = "cpu", quantization: str = "auto") -> FastModel:
+    """Load a Hugging Face folder or a .gguf file for serving.
+
+    Raises ModelError, in one line and before any weight is read, for a quantization that cannot be had here, and for
+    files that don't fit their configuration.
+    """
+    config, weights = open_weights(Path(path))
+    check_names_and_shapes(empty_model(config), weights.shapes(), config)
+    is_int4, reason = choose_quantization(quantization, torch.device(device), dtype, weights)
+    model = _Assembly(config, weights, dtype, torch.device(device)).model(with_int4=is_int4)
+    return FastModel(model, "int4" if is_int4 else "none", reason)
+
+
+def choose_quantization(
+    quantization: str, device: torch.device, dtype: torch.dtype, weights: Weights
+) -> tuple[bool, str]:
+    """Whether answers are computed with the file's own 4-bit blocks, and why. Raises ModelError where `int4` was asked
+    for and cannot be."""
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"--quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
+    if quantization == "none":
+        return False, "none: no quantization was asked for"
+    obstacle = _int4_obstacle(device, dtype, weights)
+    if obstacle is None:
+        return True, "int4: answers are computed with the file's own 4-bit blocks, prompts with bfloat16"
+    if quantization == "int4":
+        raise ModelError(f"--quantization int4: {obstacle}; use --quantization none")
+    return False, f"none: {obstacle}"
+
+
+def _int4_obstacle(device: torch.device, dtype: torch.dtype, weights: Weights) -> str | None:
+    if device.type != "cpu":
+        return "4-bit weights are used on the CPU only"
+    if dtype != torch.bfloat16:
+        return "4-bit products need bfloat16"
+    file = _as_gguf(weights)
+    if file is None or file.type_name("layers.0.mlp.down_proj.weight") not in ("Q4_0", "Q4_1"):
+        return "the file holds no 4-bit blocks (Q4_0 or Q4_1)"
+    if not has_int4_linear():
+        return "this build of torch has no 4-bit product for this CPU"
+    return None
+
+
+def _as_gguf(weights: Weights) -> GGUFFile | None:
+    return cast("GGUFFile", weights) if hasattr(weights, "read_blocks") else None
+
+
+class _Assembly:
+    """Reads tensors and puts them together, one matrix at a time."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
+        is_onednn = device.type == "cpu" and dtype == torch.bfloat16 and has_onednn_linear()
+        self.linear: Callable[[Tensor, Tensor | None], Linear] = OneDNNLinear if is_onednn else PlainLinear
+
+    def model(self, with_int4: bool) -> FastLlama:
+        """The whole model; with 4-bit layers beside the others as its `answer_form` if asked."""
+        embedding = self._read("embed_tokens.weight")
+        is_tied = self.config.tie_word_embeddings
+        head = self.linear(embedding if is_tied else self._read("lm_head.weight"), None)
+        last_gain = gain(self._read("norm.weight"))
+        layers, int4_layers = [], []
+        for number in range(self.config.num_hidden_layers):
+            layers.append(self._layer(number))
+            if with_int4:
+                int4_layers.append(self._int4_layer(number, layers[-1]))
+        answer_form = FastLlama(self.config, embedding, int4_layers, last_gain, head) if with_int4 else None
+        return FastLlama(self.config, embedding, layers, last_gain, head, answer_form)
+
+    def _layer(self, number: int) -> FastLayer:
+        prefix, c = f"layers.{number}.", self.config
+        scale = 1.0 if c.qk_norm else c.head_dim**-0.5
+        q, q_bias = self._matrix(prefix + "self_attn.q_proj", c.attention_bias)
+        q, q_bias = q * scale, q_bias * scale if q_bias is not None else None
+        rest = [self._matrix(prefix + name, c.attention_bias) for name in ("self_attn.k_proj", "self_attn.v_proj")]
+        gate_up = [self._matrix(prefix + name, c.mlp_bias) for name in ("mlp.gate_proj", "mlp.up_proj")]
+        q_gain = k_gain = None
+        if c.qk_norm:  # the norm would undo a scale in the weights, so its own gain carries it
+            q_gain = gain(self._read(prefix + "self_attn.q_norm.weight") * c.head_dim**-0.5)
+            k_gain = gain(self._read(prefix + "self_attn.k_norm.weight"))
+        return FastLayer(
+            qkv=self.linear(*_stacked([(q, q_bias), *rest])),
+            o=self.linear(*self._matrix(prefix + "self_attn.o_proj", c.attention_output_bias)),
+            gate_up=self.linear(*_stacked(gate_up)),
+            down=self.linear(*self._matrix(prefix + "mlp.down_proj", c.mlp_bias)),
+            input_gain=gain(self._read(prefix + "input_layernorm.weight")),
+            post_attention_gain=gain(self._read(prefix + "post_attention_layernorm.weight")),
+            q_gain=q_gain,
+            k_gain=k_gain,
+        )
+
+    def _int4_layer(self, number: int, layer: FastLayer) -> FastLayer:
+        """The same layer from the file's blocks; a matrix that isn't stored in 4 bits is shared with `layer`."""
+        prefix = f"layers.{number}."
+        scales = (1.0 if self.config.qk_norm else self.config.head_dim**-0.5, 1.0, 1.0)
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        return FastLayer(
+            qkv=self._int4([attention + f"{x}_proj" for x in "qkv"], scales) or layer.qkv,
+            o=self._int4([attention + "o_proj"]) or layer.o,
+            gate_up=self._int4([mlp + "gate_proj", mlp + "up_proj"]) or layer.gate_up,
+            down=self._int4([mlp + "down_proj"]) or layer.down,
+            input_gain=layer.input_gain,
+            post_attention_gain=layer.post_attention_gain,
+            q_gain=layer.q_gain,
+            k_gain=layer.k_gain,
+        )
+
+    def _int4(self, names: Sequence[str], scales: Sequence[float] = (1.0, 1.0)) -> Int4Linear | None:
+        """These matrices, one below the other and each times its scale, or None if one is not stored in 4 bits."""
+        file = _as_gguf(self.weights)
+        blocks: list[FourBitBlocks] = []
+        for name in names:
+            found = file.read_blocks(name + ".weight") if file else None
+            if found is None:
+                return None
+            blocks.append(found)
+        values = torch.cat([b.values for b in blocks])
+        if not int4_fits(*values.shape):
+            return None
+        biases = [
+            self._read(name + ".bias") * scale if name + ".bias" in self.weights.shapes() else None
+            for name, scale in zip(names, scales, strict=False)
+        ]
+        return Int4Linear(
+            values,
+            torch.cat([b.scales.float() * scale for b, scale in zip(blocks, scales, strict=False)]),
+            torch.cat([b.minima.float() * scale for b, scale in zip(blocks, scales, strict=False)]),
+            torch.cat([b for b in biases if b is not None]) if None not in biases else None,
+        )
+
+    def _matrix(self, name: str, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+        return self._read(name + ".weight"), self._read(name + ".bias") if has_bias else None
+
+    def _read(self, name: str) -> Tensor:
+        return self.weights.read(name, self.dtype).to(self.device)
+
+
+def _stacked(matrices: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Matrices of equally many columns, one below the other: one product instead of several."""
+    biases = [bias for _, bias in matrices if bias is not None]
+    return torch.cat([weight for weight, _ in matrices]), torch.cat(biases) if biases else None

@@ -1,0 +1,224 @@
+"""The fast forward pass: transformers' tokens in float32, close to the simple one in bfloat16, and really fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from engine.model.checkpoint import load
+from engine.model.errors import ModelError
+from engine.model.linears import has_int4_linear, has_onednn_linear
+from engine.model.loader import FastModel, load_fast
+from engine.torch_runner import TorchRunner
+from tests import gguf_files, real_model, tiny_models
+from tests.unit.runner_driver import Driver, request
+
+NUM_SLOTS = 4096
+PROMPTS = [[4 + (7 * i + 3 * j) % 250 for i in range(n)] for j, n in enumerate((1, 5, 16, 33, 70, 150))]
+
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="this torch packs no bfloat16 weights for this CPU")
+needs_int4 = pytest.mark.skipif(not has_int4_linear(), reason="this torch has no 4-bit product for this CPU")
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied, explicit head size": {"tie_word_embeddings": False, "head_dim": 24},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "one key head": {"num_key_value_heads": 1},
+    "as many key heads": {"num_key_value_heads": 4},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+}
+
+
+@pytest.fixture(scope="module")
+def rand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.rand(tmp_path_factory.mktemp("rand"))
+
+
+@pytest.fixture(scope="module")
+def rand_q4_1(rand: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_files.convert(rand, tmp_path_factory.mktemp("gguf") / "rand.gguf", "Q4_1")
+
+
+def driver(fast: FastModel, dtype: torch.dtype, block_size: int = 16, seed: int = 0) -> Driver:
+    num_blocks = NUM_SLOTS // block_size
+    runner = TorchRunner(fast.model, num_blocks, block_size, dtype, vocab_size=tiny_models.NUM_TOKENS)
+    return Driver(runner, num_blocks, block_size, seed)
+
+
+def record_logits(fast: FastModel) -> list[torch.Tensor]:
+    """The rows of logits of every step from now on."""
+    seen: list[torch.Tensor] = []
+    model, logits = fast.model, fast.model.logits
+
+    def recorded(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(logits(hidden))
+        return seen[-1]
+
+    model.logits = recorded  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_tokens_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
+    folder = tiny_models.rand(tmp_path, **SHAPES[shape])
+    one = driver(load_fast(folder, torch.float32), torch.float32)
+    requests = [request(i, prompt, 10) for i, prompt in enumerate(PROMPTS)]
+    one.finish(requests, chunk=50)
+    for r in requests:
+        expected = tiny_models.oracle(folder, r.prompt_token_ids, 10)
+        assert r.output_token_ids[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_is_close_to_the_simple_pass(shape: str, tmp_path: Path) -> None:
+    folder = tiny_models.rand(tmp_path, **(SHAPES[shape] | {"initializer_range": 0.1}))
+    exact = logits_of(load(folder, torch.float32)[0], torch.float32)
+    simple = logits_of(load(folder, torch.bfloat16)[0], torch.bfloat16)
+    fast = logits_of(load_fast(folder, torch.bfloat16).model, torch.bfloat16)
+    assert (fast - exact).norm() < 1.2 * (simple - exact).norm()
+
+
+@needs_int4
+def test_int4_is_close_to_the_same_weights_in_float32(rand_q4_1: Path) -> None:
+    exact = logits_of(load(rand_q4_1, torch.float32)[0], torch.float32)
+    rounded = logits_of(load(rand_q4_1, torch.bfloat16)[0], torch.bfloat16)
+    fast = load_fast(rand_q4_1, torch.bfloat16, quantization="int4").model
+    assert fast.answer_form is not None
+    answers = logits_of(fast.answer_form, torch.bfloat16)
+    assert (answers - exact).norm() < 2 * (rounded - exact).norm()
+
+
+@torch.inference_mode()
+def logits_of(model: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Of every position of a prompt, in one pass."""
+    runner = TorchRunner(model, 20, 16, dtype)
+    runner.answer_form = None
+    hidden = []
+    runner._forward = lambda form, one: hidden.append(whole(runner, form, one)) or hidden[-1][one.sample_rows]
+    one = Driver(runner, 20, 16)
+    one.run([one.scheduled(request(0, PROMPTS[-1], 1), 1000)])
+    return model.logits(hidden[0])
+
+
+def whole(runner: TorchRunner, model: Any, one: Any) -> torch.Tensor:
+    from engine.kv.paged_attention import PagedAttention
+
+    attend = PagedAttention(runner.kv, one.slot_rows, one.decode, one.chunks, runner.scale)
+    return model(one.token_ids, one.positions, attend)
+
+
+class TestTheSameAnswerInAnyCompany:
+    """Bitwise equal logits, alone and among others, however prompts are cut, blocks lie and requests are preempted."""
+
+    @pytest.fixture(params=["bfloat16", pytest.param("int4", marks=needs_int4)])
+    def fast(self, request: pytest.FixtureRequest, rand: Path, rand_q4_1: Path) -> FastModel:
+        if not has_onednn_linear():
+            pytest.skip("this torch packs no bfloat16 weights for this CPU")
+        is_int4 = request.param == "int4"
+        return load_fast(rand_q4_1 if is_int4 else rand, torch.bfloat16, quantization="auto")
+
+    @pytest.fixture
+    def alone(self, fast: FastModel) -> list[torch.Tensor]:
+        """Of each prompt: the logits of its first six tokens, computed alone."""
+        rows = []
+        for i, prompt in enumerate(PROMPTS):
+            seen = record_logits(fast)
+            driver(fast, torch.bfloat16).finish([request(i, prompt, 6)])
+            rows.append(torch.cat(seen))
+        return rows
+
+    def steps(self, fast: FastModel, numbers: list[int], chunk: int, block_size: int, **finish: Any) -> list[Any]:
+        """Run these prompts together; answers with each one's logits in order."""
+        seen = record_logits(fast)
+        one = driver(fast, torch.bfloat16, block_size, seed=chunk)
+        requests = {i: request(i, PROMPTS[n], 6) for i, n in enumerate(numbers)}
+        running, rows = list(requests), {i: [] for i in requests}
+        step = 0
+        while running:
+            scheduled = [one.scheduled(requests[i], chunk) for i in running]
+            output = one.run(scheduled, **finish)
+            for i, row in zip(output.sampled, seen[-1] if output.sampled else [], strict=True):
+                rows[i].append(row)
+            step += 1
+            if step == 9 and running:
+                one.preempt(requests[running[-1]])
+            running = [i for i in running if len(requests[i].output_token_ids) < 6]
+        return [torch.stack(rows[i]) for i in requests]
+
+    @pytest.mark.parametrize("numbers", [[0, 1], [5, 5, 5], [0, 1, 2, 3, 4, 5], [4, 0, 2] * 10 + [5]])
+    @pytest.mark.parametrize(("chunk", "block_size"), [(1000, 16), (23, 16), (64, 5), (7, 1)])
+    def test_alone_or_among_others(
+        self, fast: FastModel, alone: list[torch.Tensor], numbers: list[int], chunk: int, block_size: int
+    ) -> None:
+        together = self.steps(fast, numbers, chunk, block_size, num_inactive=len(numbers) % 3)
+        for number, rows in zip(numbers, together, strict=True):
+            assert torch.equal(rows, alone[number])
+
+
+@pytest.mark.slow
+@needs_int4
+@needs_onednn
+def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None:
+    fast = load_fast(real_model.smollm2_gguf(), torch.bfloat16)
+    assert fast.quantization == "int4"
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 49152, (3 + 5 * (i % 9),), generator=generator).tolist() for i in range(32)]
+    seen, rows = record_logits(fast), {}
+    for size in (32, 8, 2, 1):
+        for first in range(0, 8 if size < 32 else 32, size):
+            one = Driver(TorchRunner(fast.model, 256, 16, torch.bfloat16), 256, 16, seed=size)
+            requests = [request(i, prompts[i], 3) for i in range(first, first + size)]
+            for step in range(3):
+                output = one.run([one.scheduled(r, 1000) for r in requests])
+                for i, row in zip(output.sampled, seen[-1], strict=True):
+                    assert torch.equal(rows.setdefault((i, step), row), row), (
+                        f"request {i}, step {step}, {size} of them"
+                    )
+
+
+@needs_int4
+def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
+    one = driver(load_fast(rand_q4_1, torch.bfloat16), torch.bfloat16)
+    r = request(0, PROMPTS[3], 3)
+    prompt, answer = operators(one, r), operators(one, r)
+    layers = 3
+    assert prompt["mkldnn::_linear_pointwise"] == 4 * layers + 1
+    assert "aten::_weight_int4pack_mm_for_cpu" not in prompt
+    assert answer["aten::_weight_int4pack_mm_for_cpu"] == 4 * layers
+    assert answer["mkldnn::_linear_pointwise"] == 1
+    for names in (prompt, answer):
+        assert names["aten::bmm"] == 2 * layers
+        assert names["aten::native_layer_norm"] == 2 * layers + 1
+        assert "aten::linear" not in names
+        assert "aten::scaled_dot_product_attention" not in names
+
+
+def operators(one: Driver, r: Any) -> dict[str, int]:
+    """How often each operator ran in one step."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        one.run([one.scheduled(r, 1000)])
+    return {event.key: event.count for event in profiled.key_averages()}
+
+
+class TestQuantization:
+    def test_auto_takes_a_files_own_blocks_and_nothing_else(self, rand: Path, rand_q4_1: Path) -> None:
+        assert load_fast(rand_q4_1, torch.bfloat16).quantization == ("int4" if has_int4_linear() else "none")
+        assert load_fast(rand_q4_1, torch.float32).quantization == "none"
+        assert load_fast(rand_q4_1, torch.bfloat16, quantization="none").model.answer_form is None
+        assert load_fast(rand, torch.bfloat16).reason == "none: the file holds no 4-bit blocks (Q4_0 or Q4_1)"
+
+    @pytest.mark.parametrize(
+        ("dtype", "words"), [(torch.float32, "need bfloat16"), (torch.bfloat16, "no 4-bit blocks")]
+    )
+    def test_int4_that_cannot_be_is_refused_in_words(self, rand: Path, dtype: torch.dtype, words: str) -> None:
+        with pytest.raises(ModelError, match=rf"--quantization int4: .*{words}.*; use --quantization none"):
+            load_fast(rand, dtype, quantization="int4")
+
+    def test_an_unknown_one_is_refused(self, rand: Path) -> None:
+        with pytest.raises(ModelError, match="'int3' is not one of auto, none, int4"):
+            load_fast(rand, torch.bfloat16, quantization="int3")
