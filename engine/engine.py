@@ -15,6 +15,7 @@ from engine.kv.contiguous import ContiguousLayout
 from engine.kv.layout import KVLayout
 from engine.kv.paged import PagedLayout
 from engine.runner import Runner
+from engine.scheduling import invariants
 from engine.scheduling.decisions import Decisions, build_record
 from engine.scheduling.plan import StepOutput, StepPlan
 from engine.scheduling.request import FinishReason, Request
@@ -139,7 +140,7 @@ class Engine:
 
     def _record(self, plan: StepPlan, now_s: float, started: float, planned: float, ran: float) -> StepRecord:
         if self.check_invariants:
-            self.scheduler.check()
+            invariants.check(self.scheduler)
         output = self.last_output
         runner_s = output.batch_s + output.forward_s + output.sample_s
         times = StepTimes(
@@ -162,7 +163,7 @@ class Engine:
     @property
     def can_work(self) -> bool:
         """Whether any request waits or runs, or settings wait for the pool."""
-        return self.scheduler.has_unfinished or self.pending_settings is not None
+        return bool(self.scheduler.unfinished) or self.pending_settings is not None
 
     # -- settings ----------------------------------------------------------------------------------------------
 

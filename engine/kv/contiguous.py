@@ -65,6 +65,10 @@ class ContiguousLayout:
         """Runs are never shared."""
         return None
 
+    def num_missing_blocks(self, request: Request) -> int:
+        """None: all was reserved at admission."""
+        return 0
+
     def extend(self, request: Request, num_tokens: int) -> None:
         """The room is reserved already; blocks that are reached for the first time are handed over to be cleared."""
         reservation = self._reservations[request.request_id]

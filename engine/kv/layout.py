@@ -81,6 +81,9 @@ class KVLayout(Protocol):
     def fork(self, request: Request, parent: Request, headroom: int) -> Admission | Shortage | None:
         """Give `request` a table that shares its parent's prompt; None where this layout or state cannot."""
 
+    def num_missing_blocks(self, request: Request) -> int:
+        """Blocks that a request with a table still needs to hold its tokens so far and the next one."""
+
     def extend(self, request: Request, num_tokens: int) -> Shortage | None:
         """Make room for the next `num_tokens` tokens, all or nothing; copies a shared block that would be written."""
 

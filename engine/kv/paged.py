@@ -110,6 +110,10 @@ class PagedLayout:
         self._log.table_changed(request.request_id, 0)
         return Admission(num_shared_tokens, num_shared)
 
+    def num_missing_blocks(self, request: Request) -> int:
+        """Blocks still to come until the tokens so far and the next one have their place."""
+        return self._num_blocks_for(request.num_tokens + 1) - len(self._holdings[request.request_id].table)
+
     def extend(self, request: Request, num_tokens: int) -> Shortage | None:
         """Append blocks until the table covers `num_tokens` more tokens; a shared block is copied before a write."""
         holding = self._holdings[request.request_id]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from engine.kv.layout import Changes
+from engine.kv.layout import Admission, Changes, Shortage
 from engine.scheduling.plan import StepPlan
 from engine.scheduling.request import Request, State
-from engine.telemetry.record import BlockChanges, Event, EventKind, StepRecord, StepTimes, Wait
+from engine.telemetry.record import BlockChanges, Event, EventKind, StepRecord, StepTimes, Wait, WaitReason
 
 if TYPE_CHECKING:
     from engine.scheduling.scheduler import Scheduler
@@ -42,6 +42,54 @@ class Decisions:
         prefilling = [rid for rid, request in running.items() if request.state is State.PENDING_PREFILL]
         self.pending_prefill = (*prefilling, *(request.request_id for request in queue))
         self.pending_decode = tuple(rid for rid, r in running.items() if r.state is State.PENDING_DECODE)
+
+    def arrived(self, request: Request) -> None:
+        """Note that a request was queued."""
+        details: dict[str, object] = {
+            "num_prompt_tokens": request.num_prompt_tokens,
+            "max_tokens": request.max_tokens,
+            "arrival_s": request.arrival_s,
+        }
+        if request.sibling_of is not None:
+            details["sibling_of"] = request.sibling_of
+        self.events.append(Event(EventKind.ARRIVED, request.request_id, details))
+
+    def admitted(self, request: Request, admission: Admission, now_s: float) -> None:
+        """Note that a request got a block table, and what it found there."""
+        self.computed[request.request_id] = admission.num_cached_tokens
+        details = {
+            "cached_tokens": admission.num_cached_tokens,
+            "shared_blocks": admission.num_shared_blocks,
+            "queue_s": now_s - request.arrival_s,
+            "is_resumed": request.num_preemptions > 0,
+        }
+        self.events.append(Event(EventKind.ADMITTED, request.request_id, details))
+
+    def short_of_blocks(self, request_id: int, shortage: Shortage) -> None:
+        """Note that a request waits for blocks, and how many."""
+        reason = WaitReason.NO_RUN if shortage.is_fragmented else WaitReason.NO_BLOCKS
+        self.waiting[request_id] = Wait(reason, shortage.needed_blocks, shortage.available_blocks)
+
+    def preempted(
+        self, victim: Request, beneficiary: Request, lost_tokens: int, freed_blocks: int, available_blocks: int
+    ) -> None:
+        """Note who lost what for whom; `available_blocks` are those before, without the freed ones."""
+        available_after = available_blocks + freed_blocks
+        self.waiting[victim.request_id] = Wait(
+            WaitReason.NO_BLOCKS, available_blocks=available_after, behind=beneficiary.request_id
+        )
+        details = {
+            "for_request": beneficiary.request_id,
+            "lost_tokens": lost_tokens,
+            "freed_blocks": freed_blocks,
+            "available_before": available_blocks,
+            "available_after": available_after,
+        }
+        self.events.append(Event(EventKind.PREEMPTED, victim.request_id, details))
+
+    def first_token(self, request: Request, now_s: float) -> None:
+        """Note that the answer has begun."""
+        self.events.append(Event(EventKind.FIRST_TOKEN, request.request_id, {"ttft_s": now_s - request.arrival_s}))
 
     def finished(self, request: Request) -> None:
         """Note a request's end, with the times that exist for it."""
@@ -123,7 +171,8 @@ def merge_changes(first: BlockChanges, then: BlockChanges) -> BlockChanges:
         kept = old_ids[: start - old_start] if start > old_start else ()
         tables[request_id] = (low, (*kept, *ids))
     # A block that was published and forgotten again must not come back: `uncached` is applied before `cached`.
-    cached = [pair for pair in first.cached if pair[0] not in set(then.uncached)]
+    forgotten = set(then.uncached)
+    cached = [pair for pair in first.cached if pair[0] not in forgotten]
     return BlockChanges(
         tables=tables,
         released=tuple(dict.fromkeys((*first.released, *then.released))),

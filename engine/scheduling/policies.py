@@ -29,7 +29,9 @@ class Mixed:
         """All decodes that fit, then chunks of prompts in order of admission."""
         decodes = view.select(view.decoding, min(view.max_num_seqs, view.token_budget))
         chunks = _chunks(view.prefilling, view.max_num_seqs - len(decodes), view.token_budget - len(decodes))
-        return Choice((*_decode(decodes), *chunks), idle_reason=WaitReason.NO_BUDGET)
+        work = (*_decode(decodes), *chunks)
+        has_slot_left = len(work) < view.max_num_seqs
+        return Choice(work, idle_reason=WaitReason.NO_BUDGET if has_slot_left else WaitReason.NO_SLOT)
 
 
 class PrefillFirst:
@@ -133,17 +135,13 @@ def _chunks(requests: Sequence[Request], count: int, budget: int) -> tuple[Work,
 
 def _tokens_left(view: View) -> int:
     """The token budget that decodes and the prompts already taken in leave in a mixed step."""
-    return view.token_budget - len(view.decoding) - _tokens_wanted(view)
-
-
-def _tokens_wanted(view: View) -> int:
-    return sum(request.num_uncomputed_tokens for request in view.prefilling)
+    return view.token_budget - len(view.decoding) - view.num_prefill_tokens
 
 
 def _prefill_step_full(view: View) -> WaitReason | None:
     if view.num_running >= 2 * view.max_num_seqs or len(view.prefilling) >= view.max_num_seqs:
         return WaitReason.NO_SLOT
-    return None if _tokens_wanted(view) < view.token_budget else WaitReason.NO_BUDGET
+    return None if view.num_prefill_tokens < view.token_budget else WaitReason.NO_BUDGET
 
 
 def _prefill_step(view: View) -> Choice:

@@ -6,11 +6,12 @@ that each one is a few lines that can be tested with plain values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from engine.scheduling.request import Request
+from engine.scheduling.request import Request, State
+from engine.settings import EngineSettings
 from engine.telemetry.record import WaitReason
 
 Selection = Callable[[Sequence[Request], int], list[Request]]
@@ -21,13 +22,15 @@ Selection = Callable[[Sequence[Request], int], list[Request]]
 class View:
     """What a policy may look at. Requests are not to be changed.
 
-    `prefilling` and `decoding` hold keys and values, in order of admission. `waiting_since_s` is the arrival of the
-    first in the queue. `num_admitted_now` counts those that came in during this very step.
+    `prefilling` and `decoding` hold keys and values, in order of admission; `num_prefill_tokens` is what those in
+    `prefilling` have still to compute. `waiting_since_s` is the arrival of the first in the queue. `num_admitted_now`
+    counts those that came in during this very step.
     """
 
     now_s: float
     prefilling: Sequence[Request]
     decoding: Sequence[Request]
+    num_prefill_tokens: int
     num_queued: int
     waiting_since_s: float
     num_admitted_now: int
@@ -43,6 +46,26 @@ class View:
     def num_running(self) -> int:
         """Requests that hold keys and values."""
         return len(self.prefilling) + len(self.decoding)
+
+    def after_admission(self, request: Request, queue: Sequence[Request]) -> View:
+        """What there is to see once `request` has come in from the queue, which now is `queue`."""
+        return replace(
+            self,
+            prefilling=[*self.prefilling, request],
+            num_prefill_tokens=self.num_prefill_tokens + request.num_uncomputed_tokens,
+            num_queued=len(queue),
+            waiting_since_s=_waiting_since_s(queue, self.now_s),
+            num_admitted_now=self.num_admitted_now + 1,
+            num_slots=max(self.num_slots, self.num_running + 1),
+        )
+
+    def without(self, request_ids: Collection[int]) -> View:
+        """The same, as if these requests held nothing."""
+        return replace(
+            self,
+            prefilling=[request for request in self.prefilling if request.request_id not in request_ids],
+            decoding=[request for request in self.decoding if request.request_id not in request_ids],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +117,37 @@ def sticky(ready: Sequence[Request], count: int) -> list[Request]:
 
 
 SELECTIONS: dict[str, Selection] = {"round_robin": round_robin, "sticky": sticky}
+
+
+def view_of(
+    now_s: float,
+    settings: EngineSettings,
+    running: Iterable[Request],
+    queue: Sequence[Request],
+    num_slots: int,
+    num_admitted_now: int,
+) -> View:
+    """The view of these requests; `running` in order of admission, `queue` by arrival."""
+    prefilling: list[Request] = []
+    decoding: list[Request] = []
+    for request in running:
+        (decoding if request.state is State.PENDING_DECODE else prefilling).append(request)
+    return View(
+        now_s=now_s,
+        prefilling=prefilling,
+        decoding=decoding,
+        num_prefill_tokens=sum(request.num_uncomputed_tokens for request in prefilling),
+        num_queued=len(queue),
+        waiting_since_s=_waiting_since_s(queue, now_s),
+        num_admitted_now=num_admitted_now,
+        num_slots=num_slots,
+        max_num_seqs=settings.max_num_seqs,
+        token_budget=settings.max_num_batched_tokens,
+        prefill_threshold=settings.prefill_threshold,
+        cohort_wait_s=settings.cohort_wait_s,
+        select=SELECTIONS[settings.decode_selection],
+    )
+
+
+def _waiting_since_s(queue: Sequence[Request], now_s: float) -> float:
+    return queue[0].arrival_s if queue else now_s

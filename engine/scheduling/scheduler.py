@@ -8,13 +8,14 @@ text, threads or the wall clock (time is an argument).
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import replace
+from collections.abc import Collection
 
 from engine.kv.layout import Admission, KVLayout, Shortage
 from engine.scheduling.decisions import Decisions
+from engine.scheduling.ending import why_finished
 from engine.scheduling.plan import ScheduledRequest, StepOutput, StepPlan
 from engine.scheduling.policies import POLICIES
-from engine.scheduling.policy import SELECTIONS, View, Work, wake_time
+from engine.scheduling.policy import View, Work, view_of, wake_time
 from engine.scheduling.request import FinishReason, Request, State
 from engine.settings import EngineSettings
 from engine.telemetry.record import Event, EventKind, Wait, WaitReason
@@ -48,21 +49,11 @@ class Scheduler:
     # -- who is here -------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Whoever calls has made sure that it can run at all."""
+        """Queue a request. Whoever calls has made sure that it can run at all and that its id is new."""
+        assert request.request_id not in self._by_id, f"two requests have the id {request.request_id}"
         self._by_id[request.request_id] = request
         insort(self.queue, request, key=_arrival)
-        details: dict[str, object] = {
-            "num_prompt_tokens": request.num_prompt_tokens,
-            "max_tokens": request.max_tokens,
-            "arrival_s": request.arrival_s,
-        }
-        if request.sibling_of is not None:
-            details["sibling_of"] = request.sibling_of
-        self.decisions.events.append(Event(EventKind.ARRIVED, request.request_id, details))
-
-    def get(self, request_id: int) -> Request | None:
-        """A request that has not finished."""
-        return self._by_id.get(request_id)
+        self.decisions.arrived(request)
 
     def abort(
         self, request_id: int, now_s: float, reason: FinishReason = FinishReason.ABORT, error: str | None = None
@@ -74,9 +65,9 @@ class Scheduler:
         return request
 
     @property
-    def has_unfinished(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._by_id)
+    def unfinished(self) -> Collection[Request]:
+        """All requests that wait or run."""
+        return self._by_id.values()
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -113,9 +104,9 @@ class Scheduler:
             if item.samples:
                 request.state = State.PENDING_DECODE
                 self._append(request, output.sampled[request.request_id].token_id, now_s)
-                reason = self._finish_reason(request)
+                reason, error = why_finished(request)
                 if reason is not None:
-                    self._finish(request, reason, now_s)
+                    self._finish(request, reason, now_s, error)
                     finished.append(request)
         self.wasted_slot_steps += plan.num_inactive_rows + sum(item.num_padding for item in plan.scheduled)
         return finished
@@ -137,7 +128,7 @@ class Scheduler:
     # -- settings ----------------------------------------------------------------------------------------------
 
     def change_settings(self, settings: EngineSettings) -> None:
-        """Take settings that need no empty pool, at once."""
+        """Take settings that need no empty pool, at once. See also `fit_queue`."""
         if POLICIES[settings.policy].closes_batch and not POLICIES[self.settings.policy].closes_batch:
             self.num_slots = len(self.running)
         if not POLICIES[settings.policy].closes_batch:
@@ -145,71 +136,68 @@ class Scheduler:
         self.settings = settings
 
     def change_pool(self, settings: EngineSettings, kv: KVLayout, now_s: float) -> None:
-        """Take a new, empty pool. Nothing may run. What waits and can no longer fit ends with an error."""
+        """Take a new, empty pool. Nothing may run."""
         assert not self.running, "the pool must be drained first"
         self._release_kept()
         self.change_settings(settings)
         self.kv.forget_prefixes()
         self.decisions.note_changes(self.kv.take_changes())
         self.kv = kv
+        self.fit_queue(now_s)
+
+    def fit_queue(self, now_s: float) -> None:
+        """Cut the answers of all that wait to the context limit as it is now; end those that can no longer run."""
+        limit = self.settings.context_limit
         for request in list(self.queue):
-            limit = settings.context_limit
-            if request.num_tokens >= limit:
+            if request.num_tokens < limit:
+                request.max_tokens = min(request.max_tokens, limit - request.num_prompt_tokens)
+            elif request.output_token_ids:  # preempted, and the answer so far is all that fits now
+                self._finish(request, FinishReason.LENGTH, now_s)
+            else:
                 words = (
                     f"the prompt has {request.num_prompt_tokens} tokens, but since the settings were changed a request "
                     f"may have at most {limit} with its answer; shorten it or raise num_blocks"
                 )
-                reason = FinishReason.LENGTH if request.output_token_ids else FinishReason.ERROR
-                self._finish(request, reason, now_s, words if reason is FinishReason.ERROR else None)
-            else:
-                request.max_tokens = min(request.max_tokens, limit - request.num_prompt_tokens)
+                self._finish(request, FinishReason.ERROR, now_s, words)
 
     # -- coming in ---------------------------------------------------------------------------------------------
 
     def _view(self, now_s: float) -> View:
-        settings = self.settings
-        running = self.running.values()
-        return View(
-            now_s=now_s,
-            prefilling=[request for request in running if request.state is State.PENDING_PREFILL],
-            decoding=[request for request in running if request.state is State.PENDING_DECODE],
-            num_queued=len(self.queue),
-            waiting_since_s=self.queue[0].arrival_s if self.queue else now_s,
-            num_admitted_now=self._num_admitted_now,
-            num_slots=self.num_slots,
-            max_num_seqs=settings.max_num_seqs,
-            token_budget=settings.max_num_batched_tokens,
-            prefill_threshold=settings.prefill_threshold,
-            cohort_wait_s=settings.cohort_wait_s,
-            select=SELECTIONS[settings.decode_selection],
-        )
+        return view_of(now_s, self.settings, self.running.values(), self.queue, self.num_slots, self._num_admitted_now)
 
     def _admit(self, now_s: float) -> None:
         """First come, first served: take in from the head of the queue until the policy or the memory says no."""
+        if self.is_draining:
+            self.decisions.waiting_default = Wait(WaitReason.DRAINING)
+            return
         policy = POLICIES[self.settings.policy]
+        view = self._view(now_s)
+        promised = sum(map(self._num_blocks_promised, self.running.values())) if self.queue else 0
         position = 0  # of the head; siblings whose prompt is still being computed are passed over
         while position < len(self.queue):
             request = self.queue[position]
-            if self.is_draining:
-                self.decisions.waiting_default = Wait(WaitReason.DRAINING)
-                return
             if not policy.closes_batch and self._waits_for_sibling(request):
                 self.decisions.waiting[request.request_id] = Wait(WaitReason.SIBLING, behind=request.sibling_of)
                 position += 1
                 continue
-            held_back = policy.holds_back(self._view(now_s))
+            held_back = policy.holds_back(view)
             if held_back is not None:
                 self.decisions.waiting_default = Wait(held_back)
                 return
-            admission = self._get_table(request)
+            admission = self._get_table(request, promised)
             if isinstance(admission, Shortage):
-                reason = WaitReason.NO_RUN if admission.is_fragmented else WaitReason.NO_BLOCKS
-                wait = Wait(reason, admission.needed_blocks, admission.available_blocks)
-                self.decisions.waiting[request.request_id] = wait
+                self.decisions.short_of_blocks(request.request_id, admission)
                 self.decisions.waiting_default = Wait(WaitReason.BEHIND, behind=request.request_id)
                 return
             del self.queue[position]
             self._take_in(request, admission, now_s)
+            promised += self._num_blocks_promised(request)
+            view = view.after_admission(request, self.queue)
+
+    def _num_blocks_promised(self, request: Request) -> int:
+        """Blocks to leave for one that runs: all that its tokens so far still need, and one to grow into. Whoever
+        came in on those would be preempted, or hold a slot without being able to run."""
+        return max(1, self.kv.num_missing_blocks(request))
 
     def _waits_for_sibling(self, request: Request) -> bool:
         if request.sibling_of is None or request.num_preemptions or not self.kv.can_share:
@@ -217,21 +205,19 @@ class Scheduler:
         sibling = self._by_id.get(request.sibling_of)
         return sibling is not None and sibling.num_preemptions == 0 and not sibling.output_token_ids
 
-    def _get_table(self, request: Request) -> Admission | Shortage:
-        headroom = len(self.running)  # a block for each that runs: or it would be preempted as soon as they grow
+    def _get_table(self, request: Request, promised: int) -> Admission | Shortage:
         sibling = self._by_id.get(request.sibling_of) if request.sibling_of is not None else None
         if sibling is not None and not request.output_token_ids:
-            forked = self.kv.fork(request, sibling, headroom)
+            forked = self.kv.fork(request, sibling, promised)
             if forked is not None:
                 return forked
-        return self.kv.admit(request, headroom)
+        return self.kv.admit(request, promised)
 
     def _take_in(self, request: Request, admission: Admission, now_s: float) -> None:
-        is_resumed = request.num_preemptions > 0
         request.num_computed_tokens = admission.num_cached_tokens
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
-        if not is_resumed:
+        if request.num_preemptions == 0:
             request.num_cached_tokens = admission.num_cached_tokens
             self.prefix_query_tokens += request.num_prompt_tokens
             self.prefix_hit_tokens += admission.num_cached_tokens
@@ -240,14 +226,7 @@ class Scheduler:
         self.running[request.request_id] = request
         self.num_slots = max(self.num_slots, len(self.running))
         self._num_admitted_now += 1
-        self.decisions.computed[request.request_id] = request.num_computed_tokens
-        details = {
-            "cached_tokens": admission.num_cached_tokens,
-            "shared_blocks": admission.num_shared_blocks,
-            "queue_s": now_s - request.arrival_s,
-            "is_resumed": is_resumed,
-        }
-        self.decisions.events.append(Event(EventKind.ADMITTED, request.request_id, details))
+        self.decisions.admitted(request, admission, now_s)
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -255,21 +234,20 @@ class Scheduler:
         """Carry out the policy's choice. What can get no block is taken out of the view and the policy asked again,
         so that a step is never empty while somebody could use it."""
         policy = POLICIES[self.settings.policy]
-        view = self._view(now_s)
+        stalled: set[int] = set()
         while True:
-            choice = policy.choose(view)
-            scheduled, stalled = self._place(choice.work, step, now_s)
-            if scheduled or not stalled:
+            choice = policy.choose(self._view(now_s).without(stalled))
+            scheduled, stalled_now = self._place(choice.work, step)
+            stalled |= stalled_now
+            if scheduled or not stalled_now:
                 break
-            view = self._view(now_s)
-            view = _without(view, stalled)
         active = {item.request_id for item in scheduled}
         for request_id in self.running:
             if request_id not in active and request_id not in self.decisions.waiting:
                 self.decisions.waiting[request_id] = Wait(choice.idle_reason)
         return scheduled, choice.num_inactive_rows if scheduled else 0
 
-    def _place(self, work: tuple[Work, ...], step: int, now_s: float) -> tuple[list[ScheduledRequest], set[int]]:
+    def _place(self, work: tuple[Work, ...], step: int) -> tuple[list[ScheduledRequest], set[int]]:
         """Make room for each piece of work, those that arrived first first, preempting later arrivals where needed.
 
         Returns what runs, and the ids of those that found no room.
@@ -279,10 +257,9 @@ class Scheduler:
             request = item.request
             if request.request_id not in self.running:
                 continue  # preempted a moment ago, for one that arrived before it
-            shortage = self._make_room(request, item.num_tokens, now_s)
+            shortage = self._make_room(request, item.num_tokens)
             if shortage is not None:
-                wait = Wait(WaitReason.NO_BLOCKS, shortage.needed_blocks, shortage.available_blocks)
-                self.decisions.waiting[request.request_id] = wait
+                self.decisions.short_of_blocks(request.request_id, shortage)
                 stalled.add(request.request_id)
                 continue
             start = request.num_computed_tokens
@@ -300,7 +277,7 @@ class Scheduler:
             )
         return scheduled, stalled
 
-    def _make_room(self, request: Request, num_tokens: int, now_s: float) -> Shortage | None:
+    def _make_room(self, request: Request, num_tokens: int) -> Shortage | None:
         """Extend the block table; preempt the latest arrival as long as that is later than this request.
 
         A request never preempts an earlier one, nor itself: it waits, holding what it has. The earliest of all can
@@ -315,8 +292,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request, beneficiary: Request) -> None:
         """Give all of the victim's blocks back; it keeps its answer so far and computes the rest again later."""
-        available_before = self.kv.num_available_blocks
-        lost_tokens = victim.num_computed_tokens
+        available, lost_tokens = self.kv.num_available_blocks, victim.num_computed_tokens
         freed = self.kv.release(victim.request_id)
         del self.running[victim.request_id]
         victim.state = State.PENDING_PREFILL
@@ -324,16 +300,7 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         insort(self.queue, victim, key=_arrival)
-        wait = Wait(WaitReason.NO_BLOCKS, available_blocks=self.kv.num_available_blocks, behind=beneficiary.request_id)
-        self.decisions.waiting[victim.request_id] = wait
-        details = {
-            "for_request": beneficiary.request_id,
-            "lost_tokens": lost_tokens,
-            "freed_blocks": freed,
-            "available_before": available_before,
-            "available_after": self.kv.num_available_blocks,
-        }
-        self.decisions.events.append(Event(EventKind.PREEMPTED, victim.request_id, details))
+        self.decisions.preempted(victim, beneficiary, lost_tokens, freed, available)
 
     # -- ending ------------------------------------------------------------------------------------------------
 
@@ -342,17 +309,7 @@ class Scheduler:
         request.last_token_s = now_s
         if request.first_token_s is None:
             request.first_token_s = now_s
-            details = {"ttft_s": now_s - request.arrival_s}
-            self.decisions.events.append(Event(EventKind.FIRST_TOKEN, request.request_id, details))
-
-    def _finish_reason(self, request: Request) -> FinishReason | None:
-        token_id = request.output_token_ids[-1]
-        is_long_enough = len(request.output_token_ids) >= request.params.min_tokens
-        if token_id in request.eos_token_ids and not request.params.ignore_eos and is_long_enough:
-            return FinishReason.STOP
-        if request.completes_stop is not None and request.completes_stop(token_id):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(request.output_token_ids) >= request.max_tokens else None
+            self.decisions.first_token(request, now_s)
 
     def _finish(
         self,
@@ -386,31 +343,6 @@ class Scheduler:
             self.kv.release(request_id)
         self._kept.clear()
 
-    # -- for tests and --check-invariants ----------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert the invariants that must hold between two steps."""
-        self.kv.check()
-        queued = {request.request_id for request in self.queue}
-        assert len(queued) == len(self.queue), "a request is in the queue twice"
-        assert not queued & set(self.running), "a request waits and runs at once"
-        assert queued | set(self.running) == set(self._by_id), "a request is lost"
-        for request in self._by_id.values():
-            assert len(request.output_token_ids) <= request.max_tokens, "an answer is longer than max_tokens"
-            assert request.state is not State.FINISHED, "a finished request is still here"
-            is_holding = self.kv.holds(request.request_id)
-            assert is_holding == (request.request_id in self.running), "blocks and running do not agree"
-            if not is_holding:
-                assert request.num_computed_tokens == 0, "tokens count as computed without a block"
-
 
 def _arrival(request: Request) -> int:
     return request.request_id
-
-
-def _without(view: View, request_ids: set[int]) -> View:
-    return replace(
-        view,
-        prefilling=[request for request in view.prefilling if request.request_id not in request_ids],
-        decoding=[request for request in view.decoding if request.request_id not in request_ids],
-    )
