@@ -70,12 +70,17 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest when it could never run."""
         self.check_fits(request.num_prompt_tokens)
-        request.max_tokens = min(request.max_tokens, self.settings.context_limit - request.num_prompt_tokens)
+        request.max_tokens = min(request.max_tokens, self.context_limit - request.num_prompt_tokens)
         self.scheduler.add(request)
         self.journal.arrived(request)
 
+    @property
+    def context_limit(self) -> int:
+        """The most tokens (prompt + answer) of a request that arrives now: it runs under the settings to come."""
+        return (self.pending_settings or self.settings).context_limit
+
     def check_fits(self, num_prompt_tokens: int) -> None:
-        """Raise InvalidRequest when a prompt of this length could never run under the current settings."""
+        """Raise InvalidRequest when a prompt of this length could never run."""
         settings = self.pending_settings or self.settings
         if num_prompt_tokens < 1:
             raise InvalidRequest("the prompt is empty; send at least one token", "prompt")
@@ -104,7 +109,7 @@ class Engine:
         started = time.perf_counter()
         now_s = self.clock()
         self.last_output, self.last_finished = StepOutput({}), []
-        self._change_pool_when_drained(now_s)
+        self._reshape_when_drained(now_s)
         plan = self.last_plan = self.scheduler.plan(self.num_steps + 1, now_s)
         planned = time.perf_counter()
         if not plan.scheduled and not self.scheduler.decisions.events:
@@ -129,11 +134,13 @@ class Engine:
     def record_news(self) -> StepRecord | None:
         """A record of what happened since the last one without running anything (the engine is paused, say).
 
-        None when nothing did. It counts as a step, so that records are numbered without gaps.
+        None when nothing did. It counts as a step, so that records are numbered without gaps. A pool that has been
+        drained takes its new shape here too.
         """
+        now_s, started = self.clock(), time.perf_counter()
+        self._reshape_when_drained(now_s)
         if not self.scheduler.decisions.events:
             return None
-        now_s, started = self.clock(), time.perf_counter()
         self.last_output, self.last_finished = StepOutput({}), []
         plan = self.last_plan = self.scheduler.plan_nothing(self.num_steps + 1)
         return self._record(plan, now_s, started, started, time.perf_counter())
@@ -181,11 +188,14 @@ class Engine:
             self.scheduler.is_draining = True
             self._note(EventKind.DRAINING, wanted)
         elif reshapes:
-            self._reshape_pool(wanted, self.clock())
+            try:
+                self._reshape_pool(wanted, self.clock())
+            except MemoryError as error:
+                raise InvalidRequest(str(error), "num_blocks") from error
         else:
-            self.pending_settings = None
-            self.scheduler.is_draining = False
+            self._stop_draining()
             self._take_settings(wanted)
+            self.scheduler.fit_queue(self.clock())
             self._note(EventKind.SETTINGS, wanted)
         self.journal.changed(changes)
 
@@ -196,21 +206,26 @@ class Engine:
         self.settings = settings
         self.scheduler.change_settings(settings)
 
-    def _change_pool_when_drained(self, now_s: float) -> None:
-        if self.pending_settings is not None and not self.scheduler.running:
+    def _reshape_when_drained(self, now_s: float) -> None:
+        if self.pending_settings is None or self.scheduler.running:
+            return
+        try:
             self._reshape_pool(self.pending_settings, now_s)
+        except MemoryError as error:  # nobody waits for an answer to the change any more: the old pool stays
+            self._stop_draining()
+            self.scheduler.fit_queue(now_s)
+            self._note(EventKind.SETTINGS, self.settings, error=str(error))
 
     def _reshape_pool(self, settings: EngineSettings, now_s: float) -> None:
-        self.pending_settings = None
-        self.scheduler.is_draining = False
-        try:
-            self.runner.reset_pool(settings.num_blocks, settings.block_size)
-        except MemoryError as error:
-            self._note(EventKind.SETTINGS, self.settings, error=str(error))
-            return
+        self.runner.reset_pool(settings.num_blocks, settings.block_size)
+        self._stop_draining()
         self.settings = settings
         self.scheduler.change_pool(settings, make_layout(settings), now_s)
         self._note(EventKind.SETTINGS, settings)
+
+    def _stop_draining(self) -> None:
+        self.pending_settings = None
+        self.scheduler.is_draining = False
 
     def _note(self, kind: EventKind, settings: EngineSettings, **more: Any) -> None:
         names = ("policy", "decode_selection", "kv_layout", "prefix_caching", *sorted(NEEDS_EMPTY_POOL - {"kv_layout"}))

@@ -43,6 +43,7 @@ class PagedLayout:
         self._index = PrefixIndex()
         self._holdings: dict[int, _Holding] = {}
         self._fill: dict[int, int] = {}  # active block → tokens stored in it
+        self._forked: set[int] = set()  # active blocks that were shared while partly filled: owners' fills may differ
         self._num_stored_tokens = 0
         self._log = ChangeLog()
 
@@ -82,7 +83,7 @@ class PagedLayout:
             return Shortage(needed + headroom, available)
         holding = self._holdings[request.request_id] = _Holding(chain=chain)
         for entry in chain:
-            self._hold(holding, entry.block_id, self.block_size)
+            self._hold(holding, entry.block_id)
         holding.num_stored = len(chain) * self.block_size
         self._log.table_changed(request.request_id, 0)
         return Admission(holding.num_stored, len(chain))
@@ -106,7 +107,9 @@ class PagedLayout:
             chain=theirs.chain[:num_full], num_stored=num_shared_tokens, chain_ended=len(theirs.chain) < num_full
         )
         for block_id in theirs.table[:num_shared]:
-            self._hold(holding, block_id, self.block_size)
+            self._hold(holding, block_id)
+        if num_shared > num_full:
+            self._forked.add(holding.table[-1])
         self._log.table_changed(request.request_id, 0)
         return Admission(num_shared_tokens, num_shared)
 
@@ -141,8 +144,8 @@ class PagedLayout:
         """Count what is stored now and publish the blocks that became full."""
         holding = self._holdings[request.request_id]
         old, new = holding.num_stored, request.num_computed_tokens
-        for index in range(old // self.block_size, self._num_blocks_for(new)):
-            self._set_fill(holding.table[index], min(self.block_size, new - index * self.block_size))
+        for index in range(old // self.block_size, self._num_blocks_for(new) if new > old else 0):
+            self._set_fill(holding.table[index], self._fill_at(index, new))
         holding.num_stored = new
         if self._prefix_caching and not holding.chain_ended:
             for index in range(len(holding.chain), new // self.block_size):
@@ -153,8 +156,8 @@ class PagedLayout:
         """Give all blocks back, last one first, so that eviction takes leaves before what they stand on."""
         holding = self._holdings.pop(request_id)
         before = self._pool.num_available
-        for block_id in reversed(holding.table):
-            self._let_go(block_id)
+        for index in range(len(holding.table) - 1, -1, -1):
+            self._let_go(holding.table[index], index)
         self._log.table_released(request_id)
         return self._pool.num_available - before
 
@@ -177,12 +180,11 @@ class PagedLayout:
         for holding in self._holdings.values():
             assert len(holding.table) >= self._num_blocks_for(holding.num_stored), "tokens stored beyond the table"
             for index, block_id in enumerate(holding.table):
-                fill = max(0, min(self.block_size, holding.num_stored - index * self.block_size))
-                stored[block_id] = max(fill, stored.get(block_id, 0))
-        total = sum(stored.values())
-        assert total <= self._num_stored_tokens, f"{total} tokens stored, {self._num_stored_tokens} counted"
-        assert self._num_stored_tokens == sum(self._fill.values()), "the count of stored tokens has drifted"
-        assert set(self._fill) <= set(stored), "a block without an owner still counts as filled"
+                stored[block_id] = max(self._fill_at(index, holding.num_stored), stored.get(block_id, 0))
+        filled = {block_id: fill for block_id, fill in stored.items() if fill}
+        assert filled == {block_id: fill for block_id, fill in self._fill.items() if fill}, "a block's fill has drifted"
+        assert self._num_stored_tokens == sum(filled.values()), "the count of stored tokens has drifted"
+        assert self._forked <= set(stored), "a block without an owner still counts as forked"
         for block_id in self._index.block_ids():
             is_full = self._fill.get(block_id, self.block_size) == self.block_size
             assert self._pool.is_cached(block_id) or (self._pool.refcount(block_id) and is_full), (
@@ -191,6 +193,10 @@ class PagedLayout:
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def _fill_at(self, index: int, num_tokens: int) -> int:
+        """How many of a table's `num_tokens` tokens are in its block `index`."""
+        return max(0, min(self.block_size, num_tokens - index * self.block_size))
 
     def _block_tokens(self, request: Request, index: int) -> tuple[int, ...]:
         return request.tokens(index * self.block_size, (index + 1) * self.block_size)
@@ -224,14 +230,19 @@ class PagedLayout:
         holding.chain.append(entry)
         return True
 
-    def _hold(self, holding: _Holding, block_id: int, fill_if_revived: int) -> None:
+    def _hold(self, holding: _Holding, block_id: int) -> None:
         if self._pool.share(block_id):
-            self._set_fill(block_id, fill_if_revived)
+            self._set_fill(block_id, self.block_size)  # only full blocks are ever cached
         holding.table.append(block_id)
 
-    def _let_go(self, block_id: int) -> None:
+    def _let_go(self, block_id: int, index: int) -> None:
+        """One owner less; the block stands at `index` of all its tables. The owner must be gone from there."""
         if self._pool.give_back(block_id, keep=block_id in self._index):
             self._num_stored_tokens -= self._fill.pop(block_id, 0)
+            self._forked.discard(block_id)
+        elif block_id in self._forked:  # whoever has left may have been the one with the most in it
+            owners = [h for h in self._holdings.values() if index < len(h.table) and h.table[index] == block_id]
+            self._set_fill(block_id, max(self._fill_at(index, owner.num_stored) for owner in owners))
 
     def _take(self) -> int:
         block_id, was_cached = self._pool.take()
@@ -243,8 +254,8 @@ class PagedLayout:
 
     def _copy_on_write(self, request_id: int, holding: _Holding, index: int, num_tokens: int) -> None:
         src, dst = holding.table[index], self._take()
-        self._let_go(src)
         holding.table[index] = dst
+        self._let_go(src, index)
         self._set_fill(dst, num_tokens)
         self._log.copies.append(BlockCopy(src, dst, num_tokens))
         self._log.table_changed(request_id, index)

@@ -31,7 +31,8 @@ class PrefixEntry:
 
 class PrefixIndex:
     """Entries by digest. A digest only suggests an entry: tokens and the whole chain of parents are compared, so
-    that two prefixes with the same digest are never taken for each other."""
+    that two prefixes with the same digest are never taken for each other. (Almost always the parents are one and the
+    same object, and nothing is left to compare.)"""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, PrefixEntry] = {}
@@ -46,8 +47,9 @@ class PrefixIndex:
     def find(self, digest: bytes, parent: PrefixEntry | None, token_ids: tuple[int, ...]) -> PrefixEntry | None:
         """The entry for exactly these tokens after exactly that parent, or None."""
         entry = self._by_digest.get(digest)
-        if entry is None or entry.parent is not parent or entry.token_ids != token_ids:
+        if entry is None or entry.token_ids != token_ids or not _is_same_prefix(entry.parent, parent):
             return None
+        entry.parent = parent  # the parent it had may have been evicted, and this one computed anew since
         return entry
 
     def publish(
@@ -77,3 +79,11 @@ class PrefixIndex:
     def digest_of(self, block_id: int) -> bytes:
         """The digest under which a findable block is found."""
         return self._by_block[block_id].digest
+
+
+def _is_same_prefix(one: PrefixEntry | None, other: PrefixEntry | None) -> bool:
+    while one is not other:
+        if one is None or other is None or one.token_ids != other.token_ids:
+            return False
+        one, other = one.parent, other.parent
+    return True
