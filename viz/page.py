@@ -15,8 +15,9 @@ import gradio as gr
 from fastapi import FastAPI
 
 from engine.serving.load import LoadRunner
-from viz import controls, header, load_panel, panels, talk, theme
+from viz import compare_tab, controls, header, load_panel, panels, talk, theme
 from viz.chat import Chat
+from viz.compare import Comparison
 from viz.load_panel import LoadPanel
 from viz.options import QUICK, PageOptions
 from viz.security import ContentSecurityPolicy
@@ -34,6 +35,7 @@ class Page:
     demo: gr.Blocks
     service: Any
     load: LoadPanel
+    comparison: Comparison
     options: PageOptions
 
 
@@ -42,38 +44,45 @@ def build(service: Any, tokenizer: Any, options: PageOptions | None = None) -> P
     options = options or PageOptions()
     locked = options.lock_controls
     prompts = load_prompts()
-    load = LoadPanel(service, LoadRunner(service, _vocabulary(tokenizer, prompts)), locked)
+    runner = LoadRunner(service, _vocabulary(tokenizer, prompts))
+    load = LoadPanel(service, runner, locked)
+    comparison = Comparison(service, runner, locked)
     wall = Wall(service, tokenizer, prompts)
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(UPLOAD_KEPT_S // 4, UPLOAD_KEPT_S)
     ) as demo:
         status = header.build(service, locked)
-        switches, send_all = controls.build(service.state(), locked, f"Send {NUM_EXAMPLES} prompts at once")
-        with gr.Row(elem_id="main"):
-            with gr.Column(scale=5, min_width=330, elem_id="left"):
-                with gr.Tabs(elem_id="talk") as tabs:
-                    with gr.Tab("Chat", id="chat"):
-                        chat_tab = talk.build_chat(wall.choose(3))
-                    with gr.Tab("Many at once", id="wall"):
-                        wall_tab = talk.build_wall()
-                    with gr.Tab("Workloads", id="load"):
-                        load_panel.build(load)
-                sampling = talk.build_sampling(options)
-            with gr.Column(scale=9, min_width=330, elem_id="right"):
-                panels.panel_html("live")
+        with gr.Tabs(elem_id="views"):
+            with gr.Tab("Live", id="live"):
+                switches, send_all = controls.build(service.state(), locked, f"Send {NUM_EXAMPLES} prompts at once")
+                with gr.Row(elem_id="main"):
+                    with gr.Column(scale=5, min_width=330, elem_id="left"):
+                        with gr.Tabs(elem_id="talk") as tabs:
+                            with gr.Tab("Chat", id="chat"):
+                                chat_tab = talk.build_chat(wall.choose(3))
+                            with gr.Tab("Many at once", id="wall"):
+                                wall_tab = talk.build_wall()
+                            with gr.Tab("Workloads", id="load"):
+                                load_panel.build(load)
+                        sampling = talk.build_sampling(options)
+                    with gr.Column(scale=9, min_width=330, elem_id="right"):
+                        panels.panel_html("live")
+            with gr.Tab("Compare", id="compare"):
+                compare_tab.build(comparison, service.state(), locked)
         talk.wire_chat(Chat(service, tokenizer), chat_tab, sampling)
         talk.wire_wall(wall, wall_tab, send_all, NUM_EXAMPLES, tabs, "wall", sampling)
         controls.wire(switches, service, locked)
         for event in (status.sync, demo.load):
             event(lambda: controls.values(service.state(), locked), None, switches.shown, **QUICK)
     demo.queue(default_concurrency_limit=None)
-    return Page(demo, service, load, options)
+    return Page(demo, service, load, comparison, options)
 
 
 def mount(app: FastAPI, page: Page) -> FastAPI:
     """Serve `page` at "/" of `app`, with everything under /ui/ that its browser code asks for. Call it last: routes
     registered before win."""
-    panels.register_routes(app, page.service)
+    feed = panels.register_routes(app, page.service)
+    page.comparison.add_run = feed.add_run
 
     @app.get("/ui/state", include_in_schema=False)
     def ui_state() -> dict[str, Any]:

@@ -52,6 +52,7 @@ class LoadProgress:
 class _Tally:
     progress: LoadProgress
     metrics: list[Any] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
 
 
 class LoadRunner:
@@ -77,6 +78,11 @@ class LoadRunner:
     def metrics(self) -> list[Any]:
         """The metrics of each finished request of the newest run, in the order they ended."""
         return list(self._tally.metrics)
+
+    @property
+    def request_numbers(self) -> dict[int, int]:
+        """The engine's id of each request sent → its place in the workload, from 1."""
+        return dict(self._tally.numbers)
 
     def progress(self) -> LoadProgress:
         """The state of the newest run."""
@@ -154,6 +160,7 @@ class LoadRunner:
             tally.progress = replace(tally.progress, last_error=str(error))
             return
         _count(tally, sent=1)
+        tally.numbers[streams[0].request_id] = request.index + 1
         reason, words = None, None
         for stream in streams:
             async for chunk in stream:

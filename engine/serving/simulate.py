@@ -20,6 +20,8 @@ from engine.telemetry.record import EventKind, StepRecord
 
 MAX_STEPS = 20_000
 _VOCABULARY = range(1000, 30_000)
+_END = 0
+"""The end-of-sequence id of simulated answers; no prompt contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,13 @@ def simulate(
     max_steps: int = MAX_STEPS,
     vocabulary: Sequence[int] = _VOCABULARY,
 ) -> SimulatedRun:
-    """Run `workload` under `settings`. Answers have exactly the workload's lengths, as under `ignore_eos`.
+    """Run `workload` under `settings`. Answers have exactly the workload's lengths.
 
     Raises WorkloadError when it takes more than `max_steps` steps.
     """
     clock = SimulatedClock()
-    engine = Engine(SimulatedRunner(clock, cost_model), settings, clock)
+    runner = SimulatedRunner(clock, cost_model, lambda request: _next_token(workload, request))
+    engine = Engine(runner, settings, clock)
     arrivals = _Arrivals(workload)
     records: list[StepRecord] = []
     num_refused = 0
@@ -105,8 +108,15 @@ def _request(workload: Workload, request: WorkloadRequest, now_s: float, vocabul
     return Request(
         request_id=request.index + 1,
         prompt_token_ids=workload.prompt_token_ids(request, vocabulary),
-        params=SamplingParams(max_tokens=request.num_output_tokens, temperature=0.0, ignore_eos=True),
-        max_tokens=request.num_output_tokens,
+        params=SamplingParams(max_tokens=workload.max_tokens(request), temperature=0.0),
+        max_tokens=workload.max_tokens(request),
         seed=0,
+        eos_token_ids=frozenset({_END}),
         arrival_s=now_s if request.arrival_s is None else request.arrival_s,
     )
+
+
+def _next_token(workload: Workload, request: Request) -> int:
+    """Token 1, 2, 3 …, and the end when the answer has the length that the workload gives it."""
+    number = len(request.output_token_ids) + 1
+    return _END if number >= workload.requests[request.request_id - 1].num_output_tokens else number

@@ -49,7 +49,9 @@ class WorkloadSpec:
 
     `lengths` fixes the (prompt, output) tokens of each request in order and wins over `mix`. `trace` gives arrivals
     and lengths when `arrivals` is "trace"; `trace_speed` of 10 replays ten times as fast; no request is longer than
-    `max_total_tokens` (prompt + output): the prompt is cut first, to leave the answer its room.
+    `max_total_tokens` (prompt + output): the prompt is cut first, to leave the answer its room. With
+    `asked_tokens_factor` of 4 people ask for four times the tokens that their answers turn out to have, as they do:
+    it only matters to who reserves memory by what was asked.
     """
 
     num_requests: int = 16
@@ -65,6 +67,7 @@ class WorkloadSpec:
     shared_prefix_tokens: int = 0
     num_shared_prefixes: int = 1
     max_total_tokens: int = MAX_TOKENS
+    asked_tokens_factor: float = 1.0
     trace: tuple[TraceRow, ...] = field(default=(), repr=False)
     trace_speed: float = 1.0
     seed: int = 0
@@ -96,6 +99,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("shared_prefix_tokens", 0, MAX_TOKENS),
     ("num_shared_prefixes", 1, 1_000),
     ("max_total_tokens", 2, MAX_TOKENS),
+    ("asked_tokens_factor", 1, 1_000),
     ("trace_speed", 0.001, 1_000_000),
 )
 
@@ -130,6 +134,11 @@ class Workload:
     requests: tuple[WorkloadRequest, ...]
     num_cut: int = 0
     """Requests of a trace whose prompt or answer was cut to `max_total_tokens`."""
+
+    def max_tokens(self, request: WorkloadRequest) -> int:
+        """How many tokens the person behind `request` allows for the answer."""
+        asked = round(request.num_output_tokens * self.spec.asked_tokens_factor)
+        return max(request.num_output_tokens, min(asked, self.spec.max_total_tokens - request.num_prompt_tokens))
 
     def prompt_token_ids(self, request: WorkloadRequest, vocabulary: Sequence[int]) -> tuple[int, ...]:
         """The prompt of `request`, drawn from `vocabulary` (token ids that may stand in a prompt).

@@ -43,6 +43,8 @@ class RunFigures:
     internal_fragmentation: float
     external_fragmentation: float
     num_preemptions: int
+    most_at_once: int
+    mean_finish_step: float | None
     prefix_hit_rate: float
     ttft_p50_s: float | None
     ttft_p95_s: float | None
@@ -65,7 +67,10 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def figures_of(records: Sequence[StepRecord], targets: Targets | None = None) -> RunFigures:
-    """Work out the figures of a run of at least one record."""
+    """Work out the figures of a whole run, whose counters begin at 0 (see `engine.telemetry.cut` for a part of one).
+
+    Raises ValueError for a run without a step.
+    """
     if not records:
         raise ValueError("a run without a step has no figures")
     targets = targets or Targets()
@@ -80,9 +85,7 @@ def figures_of(records: Sequence[StepRecord], targets: Targets | None = None) ->
     ttfts = [float(event.details["ttft_s"]) for event in finished if "ttft_s" in event.details]
     queues = [float(event.details["queue_s"]) for event in finished if "queue_s" in event.details]
     all_gaps = [gap for of_one in gaps.values() for gap in of_one]
-    first = records[0]
-    hits = records[-1].prefix_hit_tokens - _before(first, "prefix_hit_tokens", first)
-    queries = records[-1].prefix_query_tokens - _before(first, "prefix_query_tokens", first)
+    hits, queries = records[-1].prefix_hit_tokens, records[-1].prefix_query_tokens
     peak = max(records, key=lambda record: record.num_active_blocks / record.num_blocks)
     output_tokens = sum(int(event.details["num_output_tokens"]) for event in finished)
     good = [event for event in finished if _is_good(event, gaps, targets)]
@@ -100,6 +103,8 @@ def figures_of(records: Sequence[StepRecord], targets: Targets | None = None) ->
         peak_memory=peak.num_active_blocks / peak.num_blocks,
         internal_fragmentation=_mean_while_owned(records, [record.internal_fragmentation for record in records]),
         external_fragmentation=_mean_while_owned(records, [record.external_fragmentation for record in records]),
+        most_at_once=max(len(record.num_tokens) for record in records),
+        mean_finish_step=_mean_finish_step(records),
         num_preemptions=len(_events(records, EventKind.PREEMPTED)),
         prefix_hit_rate=hits / queries if queries else 0.0,
         ttft_p50_s=percentile(ttfts, 0.5),
@@ -132,15 +137,19 @@ def _events(records: Sequence[StepRecord], kind: EventKind) -> list[Event]:
     return [event for record in records for event in record.events if event.kind is kind]
 
 
-def _before(first: StepRecord, counter: str, record: StepRecord) -> int:
-    """A counter's value before the run: the first record already holds that step's own part, unless it is the first."""
-    return 0 if first.step == 1 else int(getattr(record, counter))
-
-
 def _is_good(event: Event, gaps: dict[int, list[float]], targets: Targets) -> bool:
     ttft = event.details.get("ttft_s")
     slowest = percentile(gaps.get(event.request_id or 0, ()), 0.95)
     return ttft is not None and ttft <= targets.ttft_s and (slowest is None or slowest <= targets.itl_s)
+
+
+def _mean_finish_step(records: Sequence[StepRecord]) -> float | None:
+    """Mean number of the step in which a request ended; only steps that computed something are counted."""
+    step, ends = 0, []
+    for record in records:
+        step += bool(record.num_tokens or record.num_inactive_rows)
+        ends += [step for event in record.events if event.kind is EventKind.FINISHED]
+    return sum(ends) / len(ends) if ends else None
 
 
 def _mean_while_owned(records: Sequence[StepRecord], values: Sequence[float]) -> float:
