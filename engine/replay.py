@@ -55,12 +55,16 @@ class ScriptedRunner:
         self._script, self._ended_s = script, ended_s
         self._stops = frozenset(_finished(script.record, FinishReason.STOP))
 
+    def rest(self) -> None:
+        """What comes until the next step is no part of one."""
+        self._script = None
+
     def is_last_token(self, request_id: int) -> bool:
         """Whether the recorded answer ended with an end-of-sequence token or a stop string in this step."""
         return request_id in self._stops
 
     def reset_pool(self, num_blocks: int, block_size: int) -> None:
-        """Raises MemoryError where the recorded runner did."""
+        """Raises MemoryError where the recorded runner did after a drain (a change refused at once is no input)."""
         for event in self._script.record.events if self._script else ():
             if event.kind is EventKind.SETTINGS and "error" in event.details:
                 raise MemoryError(str(event.details["error"]))
@@ -92,15 +96,17 @@ class Replay:
         record = recorded.record
         started_s = self._start_s + record.time_s
         self._clock.now_s = started_s
-        self._runner.follow(recorded, started_s + record.duration_s)
         try:
             for item in recorded.entry.inputs:
                 self._take(item)
         except InvalidRequest as error:
             raise TraceError(f"before step {record.step}: the engine refuses what came in ({error})") from None
-        self._clock.now_s = started_s
+        self._runner.follow(recorded, started_s + record.duration_s)
         was_paused = record.waiting_default is not None and record.waiting_default.reason is WaitReason.PAUSED
-        return self.engine.record_news() if was_paused else self.engine.step()
+        try:
+            return self.engine.record_news() if was_paused else self.engine.step()
+        finally:
+            self._runner.rest()
 
     def _take(self, item: Input) -> None:
         if isinstance(item, Arrival):

@@ -124,8 +124,12 @@ class Journal:
             if event.kind is EventKind.FINISHED and event.request_id in self._places:
                 self._numbers.end(self._places.pop(event.request_id))
         inputs, self._inputs = tuple(self._inputs), []
+        self.remember(Entry(record.step, inputs, tokens))
+
+    def remember(self, entry: Entry) -> None:
+        """Keep an entry that was made elsewhere (a recorded run that is played)."""
         with self._lock:
-            self._entries.append(Entry(record.step, inputs, tokens))
+            self._entries.append(entry)
 
     # -- any thread --------------------------------------------------------------------------------------------
 

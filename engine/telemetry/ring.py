@@ -98,20 +98,21 @@ class Steps:
 class RecordRing:
     """A bounded history of step records with the block map at its beginning.
 
-    `epoch` names this history: a reader whose epoch differs has been talking to another server's life.
+    `epoch` names this history: a reader whose epoch differs has been talking to another server's life. `base` is the
+    block map before the first record, where that is not an empty one (a trace that begins in the middle).
     """
 
-    def __init__(self, epoch: str, capacity: int = 4096) -> None:
+    def __init__(self, epoch: str, capacity: int = 4096, base: BlockMap | None = None) -> None:
         self.epoch = epoch
         self._records: deque[StepRecord] = deque()
         self._capacity = capacity
-        self._base = BlockMap()
+        self._base = base.copy() if base is not None else BlockMap()
         self._lock = threading.Lock()
 
     def append(self, record: StepRecord) -> None:
         """Add the newest record; the oldest one moves into the base when the ring is full."""
         with self._lock:
-            if not self._records:
+            if not self._records and not self._base.step:
                 self._base.num_blocks, self._base.block_size = record.num_blocks, record.block_size
                 self._base.step = record.step - 1
             self._records.append(record)

@@ -142,7 +142,7 @@ def _record(raw: dict[str, Any]) -> StepRecord:
     tables = changes.pop("block_tables", {})
     record = StepRecord(**values, blocks=BlockChanges(tables=tables, **changes))
     used = [block for _, ids in record.blocks.tables.values() for block in ids]
-    used += [block for block, _ in record.blocks.cached] + list(record.blocks.uncached)
+    used += [block for block, _ in record.blocks.cached]  # what is uncached may be of the pool before
     _check_pool(record.num_blocks, record.block_size, used)
     return record
 
