@@ -18,6 +18,18 @@ KV_LAYOUTS = ("paged", "contiguous")
 NEEDS_EMPTY_POOL = frozenset({"kv_layout", "block_size", "num_blocks"})
 """Settings that shape the pool: a change waits until nobody owns a block."""
 
+CHANGEABLE = (
+    "policy",
+    "decode_selection",
+    "kv_layout",
+    "prefix_caching",
+    "block_size",
+    "num_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
+"""Settings that may change while the engine runs; the rest is fixed by the model or at the start."""
+
 _LIMITS = {
     "block_size": (1, 1024),
     "num_blocks": (1, 10_000_000),

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.engine import Engine
 from engine.scheduling.request import State
-from engine.telemetry.record import StepRecord
+from engine.telemetry.record import StepRecord, Wait
 
 
 def snapshot(engine: Engine, record: StepRecord | None) -> dict[str, Any]:
@@ -51,3 +51,12 @@ def snapshot(engine: Engine, record: StepRecord | None) -> dict[str, Any]:
         if pending is not None
         else {},
     }
+
+
+def wait_reason(record: StepRecord | None, request_id: int) -> Wait | None:
+    """Why a request was not in the step of `record`; None when it was, or was not here."""
+    if record is None or request_id in record.num_tokens:
+        return None
+    if request_id in record.waiting:
+        return record.waiting[request_id]
+    return record.waiting_default if request_id in record.pending_prefill else None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from engine.scheduling.plan import SampledToken
 from engine.scheduling.sampling_params import SamplingParams
@@ -29,6 +30,21 @@ class RequestMetrics:
     ttft_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+
+    @classmethod
+    def from_event(cls, details: Mapping[str, Any]) -> RequestMetrics:
+        """From the details of a `finished` event."""
+        return cls(
+            num_prompt_tokens=details["num_prompt_tokens"],
+            num_output_tokens=details["num_output_tokens"],
+            num_cached_tokens=details["cached_tokens"],
+            num_preemptions=details["num_preemptions"],
+            e2e_s=details["e2e_s"],
+            queue_s=details.get("queue_s"),
+            ttft_s=details.get("ttft_s"),
+            prefill_s=details.get("prefill_s"),
+            decode_s=details.get("decode_s"),
+        )
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -93,10 +109,19 @@ class RequestStream:
             self._tokens.append(token)
             self._notify()
 
-    def end(self, finish_reason: str, error: str | None = None, metrics: RequestMetrics | None = None) -> None:
-        """No token follows."""
+    def end(
+        self,
+        finish_reason: str,
+        error: str | None = None,
+        metrics: RequestMetrics | None = None,
+        last_token: SampledToken | None = None,
+    ) -> None:
+        """No token follows. `last_token` is the one the answer ended with: nobody sees it without its finish reason,
+        since what it shows may depend on that."""
         with self._changed:
             if self._end is None:
+                if last_token is not None:
+                    self._tokens.append(last_token)
                 self._end = _End(finish_reason, error, metrics)
                 self._notify()
 
@@ -139,32 +164,35 @@ class RequestStream:
         with self._changed:
             if not self._changed.wait_for(self._has_news, timeout_s):
                 raise TimeoutError("no token came in time")
-            return self._take()
+            news = self._take()
+        return self._chunk(*news)
 
     async def read_async(self, timeout_s: float | None = None) -> StreamChunk | None:
         """Everything new, waiting for it; None when nothing came in time."""
         loop = asyncio.get_running_loop()
-        news = asyncio.Event()
+        is_there = asyncio.Event()
 
         def wake() -> None:
             try:
-                loop.call_soon_threadsafe(news.set)
+                loop.call_soon_threadsafe(is_there.set)
             except RuntimeError:  # the reader's loop is closed: nobody reads any more
                 self._cancel(self.request_id)
 
         with self._changed:
-            if self._has_news():
-                return self._take()
-            self._wake_reader = wake
+            has_news = self._has_news()
+            if not has_news:
+                self._wake_reader = wake
         try:
-            await asyncio.wait_for(news.wait(), timeout_s)
+            if not has_news:
+                await asyncio.wait_for(is_there.wait(), timeout_s)
         except TimeoutError:
             return None
         finally:
             with self._changed:
                 self._wake_reader = None
         with self._changed:
-            return self._take()
+            news = self._take()
+        return self._chunk(*news)
 
     def result(self, timeout_s: float | None = None) -> StreamChunk:
         """The whole answer as one chunk. Raises TimeoutError when a token takes longer than `timeout_s`."""
@@ -176,9 +204,12 @@ class RequestStream:
     def _has_news(self) -> bool:
         return bool(self._tokens) or self._end is not None
 
-    def _take(self) -> StreamChunk:
+    def _take(self) -> tuple[tuple[SampledToken, ...], _End | None]:
+        """What is new. Text is made of it only after the lock was given back: the engine thread may want it."""
         tokens, self._tokens = tuple(self._tokens), []
-        end = self._end
+        return tokens, self._end
+
+    def _chunk(self, tokens: tuple[SampledToken, ...], end: _End | None) -> StreamChunk:
         text = "".join(self._text_of(token, is_last=i == len(tokens) - 1, end=end) for i, token in enumerate(tokens))
         ids = tuple(token.token_id for token in tokens)
         logprobs = tokens if self.params.logprobs is not None else ()
