@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from engine.scheduling.sampling_params import InvalidRequest, SamplingParams
+from engine.serving.service_errors import EngineDead, QueueFull
 from engine.telemetry.record import Wait
 from viz.words import wait_in_words
 
@@ -29,6 +30,9 @@ POLL_EVERY_S = 0.4
 """A closed tab is noticed at the next yield, so something is yielded at least this often."""
 
 MAX_MESSAGE_CHARS = 100_000
+
+REFUSALS = (ValueError, QueueFull, EngineDead)
+"""What the service and the tokenizer raise when they say no: invalid, no chat template, queue full, engine down."""
 
 Answer = dict[str, Any]
 """One answer as the browser draws it: text, phase (waiting, answering, done), note, request, error, metrics."""
@@ -183,7 +187,7 @@ class Chat:
         try:
             prompt = prompt_tokens(self._tokenizer, messages_of(turns, settings.system))
             stream = self._service.submit(prompt, settings.params(), client=client_name("chat"))[0]
-        except (ValueError, RuntimeError) as error:  # invalid, queue full, engine down, template refused
+        except REFUSALS as error:
             answer.update(phase="done", note=None, error=in_words(error))
             yield shown
             return

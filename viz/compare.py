@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.serving.cost_fit import fit_cost_model
-from engine.serving.load import LoadRunner
+from engine.serving.load import LoadBusy, LoadRunner
 from engine.serving.measured_run import MeasuredRun, measure
 from engine.serving.simulate import simulate
 from engine.serving.workload import Arrivals, Workload, WorkloadError, generate
@@ -20,7 +20,7 @@ from engine.settings import EngineSettings
 from engine.simulated_runner import CostModel
 from engine.telemetry.figures import Targets, figures_of
 from engine.telemetry.record import StepRecord
-from viz.chat import in_words
+from viz.chat import REFUSALS, in_words
 from viz.compare_presets import WORKLOADS
 from viz.compare_words import Side, headline, reasons, table
 from viz.words import seconds
@@ -71,7 +71,7 @@ class Comparison:
                     yield result
             else:
                 yield await self._simulated(asked, workload)
-        except (ValueError, RuntimeError, TimeoutError) as error:
+        except (*REFUSALS, LoadBusy, TimeoutError) as error:
             yield {"error": in_words(error)}
 
     def sizes_now(self) -> dict[str, int]:

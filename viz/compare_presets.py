@@ -6,7 +6,7 @@ Owns these pairs. Never knows how they are run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.serving.workload import Arrivals, LengthClass, WorkloadSpec
@@ -43,6 +43,13 @@ def asked_too_much(state: Mapping[str, Any]) -> WorkloadSpec:
     )
 
 
+def crowd_with_one_prompt(state: Mapping[str, Any]) -> WorkloadSpec:
+    """The shared system prompt again, longer and for a crowd that comes fast."""
+    spec = presets.shared_prompt(state)
+    prefix = min(3 * spec.shared_prefix_tokens, state["max_model_len"] // 2)
+    return replace(spec, num_requests=4 * state["max_num_seqs"], rate_per_s=50.0, shared_prefix_tokens=prefix)
+
+
 def _always(spec: WorkloadSpec) -> Callable[[Mapping[str, Any]], WorkloadSpec]:
     return lambda state: spec
 
@@ -52,6 +59,7 @@ WORKLOADS: dict[str, Callable[[Mapping[str, Any]], WorkloadSpec]] = {
     **{f"Eight answers, {name}": _always(_answers_only(lengths, 24)) for name, lengths in SEED_LENGTHS.items()},
     **{preset.title: preset.spec for preset in presets.PRESETS},
     "People ask for more than they get": asked_too_much,
+    "Many with one system prompt": crowd_with_one_prompt,
 }
 
 
@@ -103,13 +111,13 @@ QUESTIONS = (
         "sharing",
         "Sharing off or on?",
         "One system prompt for all. What is saved when its blocks are shared?",
-        "A shared system prompt",
+        "Many with one system prompt",
         _side(prefix_caching=False),
         _side(prefix_caching=True),
     ),
     Question(
         "chunks",
-        "One long prompt: who waits?",
+        "Who waits for a long one?",
         "Prefill first makes everyone wait for it; mixed reads it in chunks beside their decoding.",
         "One long prompt",
         _side("prefill_first"),

@@ -62,6 +62,7 @@ ROWS: dict[str, _Row] = {
     "ttft_p95_s": _Row("TTFT, 95th percentile", "", seconds, True),
     "itl_p50_s": _Row("Time between tokens, median", "ITL", seconds, True),
     "itl_p95_s": _Row("Time between tokens, 95th percentile", "", seconds, True),
+    "itl_max_s": _Row("Longest gap in an answer", "", seconds, True),
     "queue_p50_s": _Row("Waiting in the queue, median", "", seconds, True),
     "goodput_per_s": _Row("Goodput", "finished requests a second that met the targets", _two, False),
     "peak_memory": _Row("Peak memory", "blocks owned, of the pool", _share, True),
@@ -108,7 +109,8 @@ def headline(a: Side, b: Side) -> str:
     times = f"{seconds(fast.figures.makespan_s)} against {seconds(slow.figures.makespan_s)}"
     steps = f"{fast.figures.num_steps:,} steps against {slow.figures.num_steps:,}"
     if ratio < 1 + NOTEWORTHY:
-        return f"Both take about as long: {times}, {steps}."
+        but = _first_difference(a, b)
+        return f"Both take about as long ({times}){but or f', {steps}'}."
     return f"{fast.label} ({fast.name}) is {ratio:.2f} times as fast: {times}, {steps}."
 
 
@@ -179,13 +181,31 @@ def _first_token(a: Side, b: Side) -> str:
 
 
 def _gaps(a: Side, b: Side) -> str:
-    left, right = a.figures.itl_p95_s, b.figures.itl_p95_s
+    left, right = a.figures.itl_max_s, b.figures.itl_max_s
     if not left or not right or not _differ(left, right):
         return ""
+    usual = ""
+    if a.figures.itl_p50_s and b.figures.itl_p50_s:
+        usual = f" (half of all gaps: {seconds(a.figures.itl_p50_s)} and {seconds(b.figures.itl_p50_s)})"
     return (
-        f"Once an answer flows, 95 of 100 gaps between its tokens are shorter than {seconds(left)} under {a.label} and "
-        f"{seconds(right)} under {b.label}."
+        f"Once an answer flows, its longest pause between two tokens is {seconds(left)} under {a.label} and "
+        f"{seconds(right)} under {b.label}{usual}."
     )
+
+
+def _first_difference(a: Side, b: Side) -> str:
+    """The difference that is felt most where the total time is the same."""
+    felt = {"itl_max_s": "the longest pause in an answer", "ttft_p50_s": "the median wait for a first token"}
+    ratios = {}
+    for key in felt:
+        left, right = getattr(a.figures, key), getattr(b.figures, key)
+        if left and right and _differ(left, right):
+            ratios[key] = max(left, right) / min(left, right)
+    if not ratios:
+        return ""
+    key = max(ratios, key=lambda name: ratios[name])
+    left, right = seconds(getattr(a.figures, key)), seconds(getattr(b.figures, key))
+    return f", but {felt[key]} is {left} under {a.label} ({a.name}) and {right} under {b.label} ({b.name})"
 
 
 def _median(a: Side, b: Side, key: str, begin: str) -> str:

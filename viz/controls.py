@@ -12,7 +12,7 @@ from typing import Any
 
 import gradio as gr
 
-from viz.chat import in_words
+from viz.chat import REFUSALS, in_words
 from viz.options import QUICK
 
 POLICIES = [
@@ -169,7 +169,7 @@ def wire(controls: Controls, service: Any, locked: bool) -> None:
         if changes and not locked:
             try:
                 service.control(dict(changes))
-            except (ValueError, RuntimeError) as error:
+            except REFUSALS as error:
                 gr.Warning(in_words(error), title="Not changed")
         return values(service.state(), locked)
 

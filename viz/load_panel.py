@@ -14,7 +14,7 @@ import gradio as gr
 from engine.serving.load import LoadBusy, LoadRunner
 from engine.serving.trace_csv import TraceError, read_trace
 from engine.serving.workload import Arrivals, LengthClass, Workload, WorkloadError, WorkloadSpec, generate
-from viz.chat import in_words
+from viz.chat import REFUSALS, in_words
 from viz.options import QUICK
 from viz.presets import PRESETS, Preset
 from viz.scripts import mount_script
@@ -46,7 +46,7 @@ class LoadPanel:
             if not self._locked and (changes := preset.settings(self._service.state())):
                 self._service.control(changes)
             self._start(generate(preset.spec(self._service.state())), preset.title)
-        except (ValueError, RuntimeError) as error:
+        except (*REFUSALS, LoadBusy) as error:
             raise gr.Error(in_words(error), print_exception=False, title="Not started") from error
 
     def run_own(self, numbers: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class LoadPanel:
         try:
             state = self._service.state()
             self._start(generate(_spec(numbers, state["max_model_len"])), "your workload")
-        except (ValueError, RuntimeError, TypeError) as error:
+        except (*REFUSALS, LoadBusy) as error:
             raise gr.Error(in_words(error), print_exception=False, title="Not started") from error
 
     def run_trace(self, path: str | None, count: Any, speed: Any) -> None:

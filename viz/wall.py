@@ -15,7 +15,17 @@ from typing import Any
 
 import gradio as gr
 
-from viz.chat import POLL_EVERY_S, ChatSettings, client_name, follow, in_words, messages_of, new_answer, prompt_tokens
+from viz.chat import (
+    POLL_EVERY_S,
+    REFUSALS,
+    ChatSettings,
+    client_name,
+    follow,
+    in_words,
+    messages_of,
+    new_answer,
+    prompt_tokens,
+)
 
 PROMPTS_FILE = Path(__file__).resolve().parent.parent / "assets" / "prompts.json"
 DRAW_EVERY_S = 0.12
@@ -84,7 +94,7 @@ class Wall:
         try:
             prompt = prompt_tokens(self._tokenizer, messages_of(turn, settings.system))
             return self._service.submit(prompt, settings.params(), client=client)[0]
-        except (ValueError, RuntimeError) as error:
+        except REFUSALS as error:
             card.update(phase="done", note=None, error=in_words(error))
             return None
 

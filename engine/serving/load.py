@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.scheduling.sampling_params import InvalidRequest, SamplingParams
+from engine.serving.service_errors import EngineDead, QueueFull
 from engine.serving.workload import Arrivals, Workload, WorkloadRequest
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class LoadRunner:
         prompt = workload.prompt_token_ids(request, self._vocabulary)
         try:
             streams = self._service.submit(prompt, params, client=self._client)
-        except (InvalidRequest, RuntimeError) as error:  # refused at the door: too long, queue full, engine down
+        except (InvalidRequest, QueueFull, EngineDead) as error:  # refused at the door
             _count(tally, refused=1)
             tally.progress = replace(tally.progress, last_error=str(error))
             return

@@ -50,6 +50,7 @@ class RunFigures:
     ttft_p95_s: float | None
     itl_p50_s: float | None
     itl_p95_s: float | None
+    itl_max_s: float | None
     queue_p50_s: float | None
     queue_p95_s: float | None
     goodput_per_s: float
@@ -111,6 +112,7 @@ def figures_of(records: Sequence[StepRecord], targets: Targets | None = None) ->
         ttft_p95_s=percentile(ttfts, 0.95),
         itl_p50_s=percentile(all_gaps, 0.5),
         itl_p95_s=percentile(all_gaps, 0.95),
+        itl_max_s=max(all_gaps, default=None),
         queue_p50_s=percentile(queues, 0.5),
         queue_p95_s=percentile(queues, 0.95),
         goodput_per_s=len(good) / makespan,
