@@ -164,7 +164,7 @@ def rows_in_hf_order(num_heads: int, head_dim: int) -> Tensor:
 def config_from_header(header: GGUFHeader) -> ModelConfig:
     """The model a header describes. Raises ModelError for what is missing, impossible or not implemented."""
     kind = header.metadata.get("general.architecture")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ModelError(f"GGUF architecture {kind!r} is not supported; this engine reads {', '.join(ARCHITECTURES)}")
     get = _Keys(header.metadata, kind)
     if get.optional("expert_count", 0):
@@ -197,8 +197,8 @@ def config_from_header(header: GGUFHeader) -> ModelConfig:
         mlp_bias=has("blk.0.ffn_gate.bias"),
         qk_norm=kind == "qwen3",
         dtype={"F32": "float32", "F16": "float16"}.get(embedding.type_name, "bfloat16"),
-        bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=_eos_token_ids(header.metadata),
+        bos_token_id=next(iter(_token_ids(header.metadata, "bos")), None),
+        eos_token_ids=_token_ids(header.metadata, "eos", "eot", "eom"),  # each of them ends an answer
     )
 
 
@@ -229,7 +229,6 @@ def _rope(get: _Keys) -> RopeParameters:
     return RopeParameters.from_hf(config, get.size("context_length"))
 
 
-def _eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """End of sequence, of turn and of message: each of them ends an answer."""
-    ids = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+def _token_ids(metadata: Mapping[str, Any], *kinds: str) -> tuple[int, ...]:
+    ids = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in kinds)
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))

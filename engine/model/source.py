@@ -43,7 +43,7 @@ def resolve(model: str, device: str, hub: Hub | None = None, cache: Path | None 
     if model == "auto":
         return _automatic(device, hub, cache)
     path = Path(model).expanduser()
-    if path.exists():
+    if model.strip() and path.exists():
         return _local(path)
     if _HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
         return _from_hub(model, hub)

@@ -13,6 +13,7 @@ from engine.model.checkpoint import load
 from engine.model.errors import ModelError
 from engine.model.linears import has_int4_linear, has_onednn_linear
 from engine.model.loader import FastModel, load_fast
+from engine.scheduling.plan import StepPlan
 from engine.torch_runner import TorchRunner
 from tests import gguf_files, real_model, tiny_models
 from tests.unit.runner_driver import Driver, request
@@ -98,18 +99,11 @@ def logits_of(model: Any, dtype: torch.dtype) -> torch.Tensor:
     """Of every position of a prompt, in one pass."""
     runner = TorchRunner(model, 20, 16, dtype)
     runner.answer_form = None
-    hidden = []
-    runner._forward = lambda form, one: hidden.append(whole(runner, form, one)) or hidden[-1][one.sample_rows]
     one = Driver(runner, 20, 16)
-    one.run([one.scheduled(request(0, PROMPTS[-1], 1), 1000)])
-    return model.logits(hidden[0])
-
-
-def whole(runner: TorchRunner, model: Any, one: Any) -> torch.Tensor:
-    from engine.kv.paged_attention import PagedAttention
-
-    attend = PagedAttention(runner.kv, one.slot_rows, one.decode, one.chunks, runner.scale)
-    return model(one.token_ids, one.positions, attend)
+    plan = StepPlan(1, (one.scheduled(request(0, PROMPTS[-1], 1), 1000),), tuple(one.new))
+    runner.kv.clear(plan.new_block_ids)
+    ((form, packed),) = runner.passes(plan)
+    return model.logits(runner.hidden(form, packed))
 
 
 class TestTheSameAnswerInAnyCompany:
