@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,14 +96,14 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
     try:
         _check(options)
     except InvalidRequest as error:
-        name = error.param or ""
-        parser.error(str(error).replace(name, option_name(name)) if name else str(error))
+        parser.error(in_option_words(error))
     return options
 
 
-def option_name(setting: str) -> str:
-    """How a setting is written on the command line."""
-    return "--" + setting.replace("_", "-")
+def in_option_words(error: InvalidRequest) -> str:
+    """The error's words with settings written as on the command line: `--block-size`, not `block_size`."""
+    names = "|".join(field.name for field in fields(EngineSettings) if field.name != "policy")
+    return re.sub(rf"\b({names})\b", lambda match: "--" + match[1].replace("_", "-"), str(error))
 
 
 class _OneLineParser(argparse.ArgumentParser):

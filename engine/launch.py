@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.cli import CannotStart, Options, option_name
+from engine.cli import CannotStart, Options, in_option_words
 from engine.loading import load_model, open_model
 from engine.model.errors import ModelError
 from engine.scheduling.sampling_params import InvalidRequest
@@ -31,9 +31,7 @@ def launch(options: Options) -> Launched:
     try:
         return _launch(options)
     except InvalidRequest as error:
-        name = error.param or ""
-        words = str(error).replace(name, option_name(name)) if name else str(error)
-        raise CannotStart(words) from None
+        raise CannotStart(in_option_words(error)) from None
     except (ModelError, TextError, MemoryError) as error:
         raise CannotStart(str(error)) from None
 

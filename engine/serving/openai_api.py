@@ -23,6 +23,7 @@ from engine.serving.interleave import interleave
 from engine.serving.json_body import body_schema, read_json
 from engine.serving.openai_response import ChatForm, CompletionForm, Envelope, Form, Piece, Usage
 from engine.serving.openai_types import ChatRequest, CompletionRequest, GenerationRequest
+from engine.serving.service_errors import EngineDead
 from engine.text.tokenizer_files import TextError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 class _Job:
     """One HTTP request on its way: its streams in the order of the choices, `n` for each prompt."""
 
+    service: EngineService
     form: Form
     envelope: Envelope
     streams: Sequence[RequestStream]
@@ -114,7 +116,7 @@ async def _answer(
 ) -> Response:
     streams = _submit_all(service, prompts, params)
     envelope = Envelope(form, model_name, streams[0].request_id)
-    job = _Job(form, envelope, streams, params.n, body.includes_usage, bool(body.return_token_ids), prompts)
+    job = _Job(service, form, envelope, streams, params.n, body.includes_usage, bool(body.return_token_ids), prompts)
     if body.stream:
         return EventStreamResponse(_events(job), job.cancel)
     try:
@@ -146,7 +148,7 @@ async def _whole(job: _Job) -> dict[str, Any]:
     for index, stream in enumerate(job.streams):
         piece = Piece()
         async for chunk in stream:
-            _raise_if_failed(chunk)
+            _raise_if_failed(job, chunk)
             tally.count(index, chunk)
             piece.text += chunk.text
             piece.token_ids += chunk.token_ids
@@ -163,7 +165,7 @@ async def _events(job: _Job) -> AsyncGenerator[bytes, None]:
     nothing = {"usage": None} if job.includes_usage else {}
     try:
         async for index, chunk in interleave(job.streams):
-            _raise_if_failed(chunk)
+            _raise_if_failed(job, chunk)
             tally.count(index, chunk)
             is_first = index not in begun
             if is_first:
@@ -186,8 +188,10 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _raise_if_failed(chunk: StreamChunk) -> None:
+def _raise_if_failed(job: _Job, chunk: StreamChunk) -> None:
     if chunk.finish_reason == "error":
+        if (reason := job.service.health()) is not None:
+            raise EngineDead(reason)
         raise ApiError(500, chunk.error or "this request failed in the engine; others are not affected")
 
 
