@@ -30,8 +30,8 @@ class Mixed:
         decodes = view.select(view.decoding, min(view.max_num_seqs, view.token_budget))
         chunks = _chunks(view.prefilling, view.max_num_seqs - len(decodes), view.token_budget - len(decodes))
         work = (*_decode(decodes), *chunks)
-        has_slot_left = len(work) < view.max_num_seqs
-        return Choice(work, idle_reason=WaitReason.NO_BUDGET if has_slot_left else WaitReason.NO_SLOT)
+        limit = _limit(work, view)
+        return Choice(work, idle_prefill=limit, idle_decode=limit)
 
 
 class PrefillFirst:
@@ -99,7 +99,7 @@ class Static:
             return self._prefill_columns(view)
         members = view.select(view.decoding, view.max_num_seqs)
         num_inactive = max(0, min(view.num_slots, view.max_num_seqs) - len(members)) if members else 0
-        return Choice(_decode(members), num_inactive, WaitReason.NO_SLOT)
+        return Choice(_decode(members), num_inactive)
 
     @staticmethod
     def _prefill_columns(view: View) -> Choice:
@@ -111,7 +111,8 @@ class Static:
         for request in members:
             num_padding = min(num_columns, width - request.num_uncomputed_tokens)
             work.append(Work(request, num_columns - num_padding, num_padding))
-        return Choice(tuple(work), num_columns * (num_slots - len(members)), WaitReason.PREFILL_TURN)
+        num_inactive = num_columns * (num_slots - len(members))
+        return Choice(tuple(work), num_inactive, idle_decode=WaitReason.PREFILL_TURN)
 
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Static(), DecodeFirst(), PrefillFirst(), Mixed())}
@@ -145,10 +146,15 @@ def _prefill_step_full(view: View) -> WaitReason | None:
 
 
 def _prefill_step(view: View) -> Choice:
-    # Those ready to decode, and prompts beyond the budget, wait for their turn alike.
-    return Choice(_chunks(view.prefilling, view.max_num_seqs, view.token_budget), idle_reason=WaitReason.PREFILL_TURN)
+    chunks = _chunks(view.prefilling, view.max_num_seqs, view.token_budget)
+    return Choice(chunks, idle_prefill=_limit(chunks, view), idle_decode=WaitReason.PREFILL_TURN)
 
 
 def _decode_step(view: View) -> Choice:
-    chosen = view.select(view.decoding, min(view.max_num_seqs, view.token_budget))
-    return Choice(_decode(chosen), idle_reason=WaitReason.NO_SLOT)
+    work = _decode(view.select(view.decoding, min(view.max_num_seqs, view.token_budget)))
+    return Choice(work, idle_prefill=WaitReason.DECODE_TURN, idle_decode=_limit(work, view))
+
+
+def _limit(work: Sequence[Work], view: View) -> WaitReason:
+    """Which of the two limits of a step keeps the next one out of it."""
+    return WaitReason.NO_BUDGET if len(work) < view.max_num_seqs else WaitReason.NO_SLOT

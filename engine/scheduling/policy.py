@@ -79,11 +79,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who runs in this step. `idle_reason` is why the others that hold keys and values do not."""
+    """Who runs in this step. `idle_prefill` and `idle_decode` are why the others that hold keys and values do not."""
 
     work: tuple[Work, ...] = ()
     num_inactive_rows: int = 0
-    idle_reason: WaitReason = WaitReason.NO_SLOT
+    idle_prefill: WaitReason = WaitReason.NO_SLOT
+    idle_decode: WaitReason = WaitReason.NO_SLOT
 
 
 class Policy(Protocol):

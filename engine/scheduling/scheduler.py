@@ -242,9 +242,10 @@ class Scheduler:
             if scheduled or not stalled_now:
                 break
         active = {item.request_id for item in scheduled}
-        for request_id in self.running:
+        for request_id, request in self.running.items():
             if request_id not in active and request_id not in self.decisions.waiting:
-                self.decisions.waiting[request_id] = Wait(choice.idle_reason)
+                is_decode = request.state is State.PENDING_DECODE
+                self.decisions.waiting[request_id] = Wait(choice.idle_decode if is_decode else choice.idle_prefill)
         return scheduled, choice.num_inactive_rows if scheduled else 0
 
     def _place(self, work: tuple[Work, ...], step: int) -> tuple[list[ScheduledRequest], set[int]]:
