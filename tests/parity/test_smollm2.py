@@ -11,39 +11,8 @@ from engine.model.checkpoint import load
 from engine.model.llama import Llama
 from tests import real_model
 
-LENGTHS = [
-    1,
-    2,
-    3,
-    5,
-    8,
-    13,
-    16,
-    17,
-    21,
-    32,
-    33,
-    34,
-    47,
-    55,
-    64,
-    65,
-    72,
-    89,
-    96,
-    100,
-    111,
-    128,
-    144,
-    160,
-    173,
-    190,
-    200,
-    217,
-    233,
-    256,
-]
-NUM_NEW_TOKENS = 6
+LENGTHS = [*range(1, 19), 24, 31, 32, 33, 40, 47, 48, 49, 64, 65, 100, 200]
+NUM_NEW_TOKENS = 4
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +35,7 @@ def prompt(row: int, length: int) -> list[int]:
 @torch.inference_mode()
 def test_thirty_prompts(model: Llama) -> None:
     reference = real_model.smollm2_reference()
+    assert len(LENGTHS) == 30
     for row, length in enumerate(LENGTHS):
         ids = prompt(row, length)
         tokens = torch.tensor(ids)
