@@ -78,9 +78,9 @@ class PagedLayout:
         chain = self._find_prefix(request)
         needed = self._num_blocks_for(request.num_tokens + 1) - len(chain)
         revived = sum(self._pool.is_cached(entry.block_id) for entry in chain)
-        available = self._pool.num_available - revived
-        if needed + headroom > available:
-            return Shortage(needed + headroom, available)
+        available = self._pool.num_available - revived - headroom
+        if needed > available:
+            return Shortage(needed, max(0, available))
         holding = self._holdings[request.request_id] = _Holding(chain=chain)
         for entry in chain:
             self._hold(holding, entry.block_id)
@@ -100,8 +100,9 @@ class PagedLayout:
             return None
         num_shared = self._num_blocks_for(num_shared_tokens)
         needed = self._num_blocks_for(request.num_tokens + 1) - num_shared_tokens // self.block_size
-        if needed + headroom > self._pool.num_available:
-            return Shortage(needed + headroom, self._pool.num_available)
+        available = self._pool.num_available - headroom
+        if needed > available:
+            return Shortage(needed, max(0, available))
         num_full = num_shared_tokens // self.block_size
         holding = self._holdings[request.request_id] = _Holding(
             chain=theirs.chain[:num_full], num_stored=num_shared_tokens, chain_ended=len(theirs.chain) < num_full

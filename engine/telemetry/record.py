@@ -53,7 +53,8 @@ class Wait:
     reason: WaitReason
     needed_blocks: int | None = None
     available_blocks: int | None = None
-    """Free blocks plus cached ones that could be evicted; for NO_RUN the longest free run."""
+    """Free blocks plus cached ones that could be evicted, less those that running requests will need next; for NO_RUN
+    the longest free run."""
     behind: int | None = None
     """The request that stands before it."""
 
