@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ LENGTHS = (16, 4, 4, 4, 16, 4, 4, 4)
 def gaps(driver: Driver, request: Request) -> list[int]:
     """Steps from each token of a request to its next."""
     steps = driver.steps_with(request)
-    return [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(steps)]
 
 
 def assert_right(driver: Driver) -> None:
@@ -205,7 +206,7 @@ def test_round_robin_lets_nobody_wait_more_than_two_steps(policy: str) -> None:
     all_in = max(driver.steps_with(request)[0] for request in driver.requests)
     for request in driver.requests:
         late = [step for step in driver.steps_with(request) if step >= all_in]
-        assert max(after - before for before, after in zip(late, late[1:], strict=False)) <= 2
+        assert max(after - before for before, after in itertools.pairwise(late)) <= 2
     assert_right(driver)
 
 
