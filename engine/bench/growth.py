@@ -61,7 +61,9 @@ def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
     return slope
 
 
-def curves(make_runner: Callable[[], Runner], sizes: Mapping[str, Sequence[int]], num_steps: int) -> list[dict[str, Any]]:
+def curves(
+    make_runner: Callable[[], Runner], sizes: Mapping[str, Sequence[int]], num_steps: int
+) -> list[dict[str, Any]]:
     """One curve for each size that grows, the others held: 8 running, context 64, pool ample, queue empty."""
     result = []
     for name, values in sizes.items():
