@@ -25,7 +25,7 @@ def load(options: cli.Options) -> Loaded:
     page_options = page.PageOptions(lock_controls=options.lock_controls)
     page.mount(app, page.build(engine.service, engine.tokenizer, page_options))
     engine.service.start()
-    return Loaded(app, engine.service.stop, engine.summary)
+    return Loaded(app, engine.close, engine.summary)
 
 
 def main() -> int:

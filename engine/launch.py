@@ -1,44 +1,79 @@
 """From the command line's options to an engine service that can be started.
 
-Owns how options become settings and how what cannot be loaded is said. Never knows HTTP or the page.
+Owns how options become settings, how large the pool is, and how what cannot be loaded is said. Never knows HTTP or the
+page.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from engine.cli import CannotStart, Options, in_option_words
-from engine.loading import load_model, open_model
+from engine.kv.pool_size import ModelMemory, blocks_that_fit, check_fits, free_cpu_bytes
 from engine.model.errors import ModelError
 from engine.scheduling.sampling_params import InvalidRequest
-from engine.serving.service import EngineService
-from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_files import TextError
+from engine.settings import EngineSettings
+from engine.telemetry.trace import TraceError, TraceRecorder
+
+if TYPE_CHECKING:
+    from engine.loading import OpenedModel
+    from engine.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A service that has not been started yet, and what was loaded for it."""
+    """A service that has not been started yet, and what was loaded for it.
 
-    service: EngineService
-    tokenizer: Tokenizer
+    `service` has the doors of `EngineService`; a recorded run has them too, and no tokenizer. `close` ends the engine,
+    then the recording.
+    """
+
+    service: Any
+    tokenizer: Tokenizer | None
     model_name: str
     summary: str
+    close: Callable[[], None]
 
 
 def launch(options: Options) -> Launched:
     """Load what `options` ask for. Raises CannotStart, before weights are read wherever that can be known."""
+    if options.replay is not None:
+        return _launch_replay(options.replay)
+    from engine.text.tokenizer_files import TextError
+
     try:
-        return _launch(options)
+        return _launch_engine(options)
     except InvalidRequest as error:
         raise CannotStart(in_option_words(error)) from None
     except (ModelError, TextError, MemoryError) as error:
         raise CannotStart(str(error)) from None
 
 
-def _launch(options: Options) -> Launched:
+def _launch_replay(path: Path) -> Launched:
+    from engine.serving.replay_service import build_replay_service
+
+    try:
+        service = build_replay_service(path)
+    except (TraceError, OSError) as error:
+        raise CannotStart(f"--replay {path}: {error}") from None
+    return Launched(service, None, service.model_name, f"the recorded run {path.name}, no model", service.stop)
+
+
+def _launch_engine(options: Options) -> Launched:
+    # Here, because a recorded run needs neither torch nor the seconds that importing it takes.
+    from engine.loading import load_model, open_model
+    from engine.serving.service import EngineService
+
     opened = open_model(options.model, options.device, options.dtype)
     settings = options.engine_settings(opened.device, opened.config.max_position_embeddings)
+    settings = _with_pool(settings, opened, options.sizes_pool_from_memory)
     loaded = load_model(opened, options.quantization, settings.num_blocks, settings.block_size)
     name = options.served_model_name or loaded.source.name
     service = EngineService(
@@ -51,4 +86,52 @@ def _launch(options: Options) -> Launched:
         info=loaded.info,
         check_invariants=options.check_invariants,
     )
-    return Launched(service, loaded.tokenizer, name, f"{name}, {loaded.info['dtype']} on {loaded.info['device']}")
+    close = service.stop if options.record is None else _recording(service, options.record)
+    summary = f"{name}, {loaded.info['dtype']} on {loaded.info['device']}"
+    return Launched(service, loaded.tokenizer, name, summary, close)
+
+
+def _recording(service: Any, path: Path) -> Callable[[], None]:
+    """Record the run to `path`; returns how to end both in order, so that the file is whole."""
+    try:
+        recorder = TraceRecorder(service, path)
+    except OSError as error:
+        raise CannotStart(f"--record {path}: {error.strerror or error}") from None
+    service.add_listener(recorder)
+
+    def close() -> None:
+        service.stop()
+        recorder.close()
+
+    return close
+
+
+def _with_pool(settings: EngineSettings, opened: OpenedModel, sizes_from_memory: bool) -> EngineSettings:
+    """The settings, with as many blocks as memory allows where that was asked for. Raises MemoryError."""
+    import torch
+
+    device, block_size = opened.device, settings.block_size
+    memory = _memory_of(opened, settings)
+    free_bytes = torch.cuda.mem_get_info()[0] if device == "cuda" else free_cpu_bytes()
+    if not sizes_from_memory:
+        check_fits(memory, settings.num_blocks, block_size, device, free_bytes)
+        return settings
+    # Twice what all running requests could fill at most: the rest would only ever be cache.
+    most = 2 * settings.max_num_seqs * -(-settings.max_model_len // block_size)
+    num_blocks = blocks_that_fit(memory, block_size, device, free_bytes, most)
+    log.info("KV pool: %d blocks of %d tokens, from %.1f GiB free memory", num_blocks, block_size, free_bytes / 2**30)
+    return settings.changed({"num_blocks": num_blocks})
+
+
+def _memory_of(opened: OpenedModel, settings: EngineSettings) -> ModelMemory:
+    from engine.model import checkpoint
+
+    config, size = opened.config, opened.dtype.itemsize
+    _, weights = checkpoint.open_weights(opened.source.path)
+    num_parameters = sum(math.prod(shape) for shape in weights.shapes().values())
+    widest = 2 * config.intermediate_size + 2 * config.hidden_size
+    return ModelMemory(
+        weight_bytes=num_parameters * size,
+        work_bytes=settings.max_num_batched_tokens * widest * size + 3 * settings.max_num_seqs * config.vocab_size * 4,
+        kv_bytes_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size,
+    )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -19,11 +21,26 @@ from engine.serving.errors import ApiError
 from engine.serving.json_body import body_schema, read_json
 from engine.telemetry.metrics import CONTENT_TYPE, Metrics
 from engine.telemetry.ring import Steps
+from engine.telemetry.trace import iter_jsonl, iter_perfetto
 
 if TYPE_CHECKING:
     from engine.serving.service import EngineService
 
 _STEPS_PER_PIECE = 64
+_LINES_PER_PIECE = 256
+
+
+@dataclass(frozen=True)
+class _TraceForm:
+    file_name: str
+    media_type: str
+    lines: Callable[[EngineService], Iterator[str]]
+
+
+_TRACE_FORMS = {
+    "jsonl": _TraceForm("trace.jsonl", "application/x-ndjson", iter_jsonl),
+    "perfetto": _TraceForm("trace.perfetto.json", "application/json", iter_perfetto),
+}
 
 
 class Control(BaseModel):
@@ -42,6 +59,10 @@ class Control(BaseModel):
     paused: bool | None = None
     step: Annotated[int, Field(ge=1, le=1000)] | None = None
     step_delay_s: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
+    speed: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """Of a recorded run."""
+    seek: Annotated[int, Field(ge=0)] | None = None
+    """A recorded run's step to go to."""
 
 
 def engine_router(service: EngineService, metrics: Metrics, *, are_controls_locked: bool) -> APIRouter:
@@ -79,6 +100,16 @@ def engine_router(service: EngineService, metrics: Metrics, *, are_controls_lock
         )
         return StreamingResponse(_steps_json(newer), media_type="application/json")
 
+    @router.get("/engine/trace")
+    async def trace(request: Request) -> Response:
+        """What the server still remembers of the run, as a file: `format=jsonl` (ours) or `perfetto` (Chrome's)."""
+        wanted = request.query_params.get("format", "jsonl")
+        if wanted not in _TRACE_FORMS:
+            raise ApiError(400, f"format must be one of {', '.join(_TRACE_FORMS)}", param="format")
+        form = _TRACE_FORMS[wanted]
+        disposition = {"Content-Disposition": f'attachment; filename="{form.file_name}"'}
+        return StreamingResponse(_in_pieces(form.lines(service)), headers=disposition, media_type=form.media_type)
+
     @router.post("/engine/control", openapi_extra=body_schema(Control))
     async def control(request: Request) -> dict[str, Any]:
         """Change settings, pause, step; the answer is the state."""
@@ -89,6 +120,12 @@ def engine_router(service: EngineService, metrics: Metrics, *, are_controls_lock
         return await asyncio.to_thread(service.control, changes)
 
     return router
+
+
+def _in_pieces(lines: Iterator[str]) -> Iterator[str]:
+    """Some lines at a time: each piece is a trip to a worker thread and back."""
+    while piece := list(islice(lines, _LINES_PER_PIECE)):
+        yield "".join(piece)
 
 
 def _steps_json(steps: Steps) -> Iterator[str]:

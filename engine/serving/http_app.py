@@ -41,7 +41,7 @@ class HttpOptions:
     limits: BodyLimits = field(default_factory=BodyLimits)
 
 
-def build_http_app(service: EngineService, tokenizer: Tokenizer, options: HttpOptions) -> FastAPI:
+def build_http_app(service: EngineService, tokenizer: Tokenizer | None, options: HttpOptions) -> FastAPI:
     """The app that answers every route of the API; the page can be mounted on it at `/`.
 
     Call it before the service starts: `/metrics` counts from here on.

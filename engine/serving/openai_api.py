@@ -70,8 +70,8 @@ class _Tally:
         return Usage(sum(len(prompt) for prompt in self._job.prompts), self._completion_tokens, self._cached_tokens)
 
 
-def openai_router(service: EngineService, tokenizer: Tokenizer, model_name: str) -> APIRouter:
-    """The routes under `/v1`."""
+def openai_router(service: EngineService, tokenizer: Tokenizer | None, model_name: str) -> APIRouter:
+    """The routes under `/v1`. Without a tokenizer (a recorded run) whoever asks for an answer is told why not."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
     started_s = int(time.time())
 
@@ -90,17 +90,17 @@ def openai_router(service: EngineService, tokenizer: Tokenizer, model_name: str)
     async def complete(request: Request) -> Response:
         """Continue one prompt or several."""
         body = await read_json(request, CompletionRequest)
-        params = _checked(body, model_name)
-        prompts = await asyncio.to_thread(_prompt_tokens, tokenizer, body)
-        return await _answer(request, service, body, params, prompts, CompletionForm(tokenizer), model_name)
+        params, texts = _checked(body, model_name), _needed(tokenizer)
+        prompts = await asyncio.to_thread(_prompt_tokens, texts, body)
+        return await _answer(request, service, body, params, prompts, CompletionForm(texts), model_name)
 
     @router.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer the last message of a conversation."""
         body = await read_json(request, ChatRequest)
-        params = _checked(body, model_name)
-        prompt = await asyncio.to_thread(_chat_tokens, tokenizer, body)
-        return await _answer(request, service, body, params, [prompt], ChatForm(tokenizer), model_name)
+        params, texts = _checked(body, model_name), _needed(tokenizer)
+        prompt = await asyncio.to_thread(_chat_tokens, texts, body)
+        return await _answer(request, service, body, params, [prompt], ChatForm(texts), model_name)
 
     return router
 
@@ -201,6 +201,12 @@ def _token_ids(job: _Job, index: int, token_ids: list[int], is_first: bool) -> d
         return {}
     prompt = {"prompt_token_ids": list(job.prompts[index // job.n])} if is_first else {}
     return {"token_ids": token_ids} | prompt
+
+
+def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise EngineDead("this server shows a recorded run; there is no model behind it that could answer")
+    return tokenizer
 
 
 def _checked(body: GenerationRequest, model_name: str) -> SamplingParams:
