@@ -17,6 +17,20 @@ from engine.model.config import ModelConfig
 from engine.model.rope import RotaryEmbedding, rotate
 
 
+class Linear(nn.Linear):
+    """torch's, whose weights always come from a checkpoint: random ones first would only cost time."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: on the meta device even that would import a second of compiler."""
+
+
+class Embedding(nn.Embedding):
+    """torch's, without the random weights; see Linear."""
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm (Zhang & Sennrich 2019): the statistics in float32, the gain in the model's dtype."""
 
@@ -43,10 +57,10 @@ class SelfAttention(nn.Module):
         self.head_dim = config.head_dim
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_output_bias)
+        self.q_proj = Linear(config.hidden_size, q_size, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=config.attention_output_bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
@@ -66,9 +80,9 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Three projections between `hidden_size` and `intermediate_size`."""
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, hidden) -> (N, hidden)."""
@@ -99,12 +113,12 @@ class Llama(nn.Module):
         """Build with whatever default device is set: under `torch.device("meta")` nothing is allocated."""
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def output_weight(self) -> Tensor:
