@@ -97,6 +97,10 @@ class TraceRecorder:
         except queue.Full:
             self._stop(f"the disk is too slow: {MAX_WAITING} steps wait to be written")
 
+    def flush(self) -> None:
+        """Wait until everything that was taken is in the file."""
+        self._waiting.join()
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what waits, and end the file in order."""
         if self._thread.is_alive():
@@ -111,6 +115,7 @@ class TraceRecorder:
             while (item := self._waiting.get()) is not None:
                 if self._stopped is None:
                     self._write(item)
+                self._waiting.task_done()
             if self._stopped is None:
                 self._put(end_line("the recording was ended in order"))
         finally:

@@ -67,11 +67,16 @@ def random_change(rng: random.Random) -> dict[str, object]:
     )
 
 
-def run(seed: int, num_requests: int = 40, fails: bool = True) -> tuple[Engine, list[StepRecord]]:
+SHARING = EngineSettings(block_size=4, num_blocks=60, max_num_seqs=4, max_num_batched_tokens=64)
+
+
+def run(
+    seed: int, num_requests: int = 40, fails: bool = True, settings: EngineSettings | None = None
+) -> tuple[Engine, list[StepRecord]]:
     """A run in which requests come, share beginnings, are aborted, preempted, paused, and settings change."""
     rng = random.Random(seed)
     clock = SimulatedClock(1000.0 + rng.random() * 1e5)
-    engine = Engine(MoodyRunner(clock, rng, fails), random_settings(rng), clock, check_invariants=True)
+    engine = Engine(MoodyRunner(clock, rng, fails), settings or random_settings(rng), clock, check_invariants=True)
     beginnings = [tuple(rng.randrange(4) for _ in range(40)) for _ in range(3)]
     records: list[StepRecord] = []
     count = 0
