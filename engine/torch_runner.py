@@ -74,17 +74,15 @@ class TorchRunner:
         self.kv.copy(plan.copies)  # before clearing: a source may be handed out again in this very step
         copied_to = {c.dst for c in plan.copies}
         self.kv.clear([block_id for block_id in plan.new_block_ids if block_id not in copied_to])
-        passes = self._passes(plan)
+        passes = self.passes(plan)
         packed = time.perf_counter()
-        hidden = [self._forward(model, one) for model, one in passes]
-        sampling = [s for _, one in passes for s in one.sampling]
-        logits = self.model.logits(torch.cat(hidden)) if sampling else None  # (M, vocab)
+        logits = self._logits(passes)  # (M, vocab)
         computed = time.perf_counter()
-        sampled, errors = self._sample(logits, sampling)
+        sampled, errors = self._sample(logits, [s for _, one in passes for s in one.sampling])
         ended = time.perf_counter()
         return StepOutput(sampled, errors, packed - began, computed - packed, ended - computed)
 
-    def _passes(self, plan: StepPlan) -> list[tuple[Model, PackedPass]]:
+    def passes(self, plan: StepPlan) -> list[tuple[Model, PackedPass]]:
         """What to compute with which form of the weights, in order; a pass without rows is left out."""
         if self.answer_form is None:
             passes = [(self.model, pack(plan, self.tables, self.device))]
@@ -93,11 +91,21 @@ class TorchRunner:
             passes = [(self.model, prompts), (self.answer_form, answers)]
         return [(model, one) for model, one in passes if len(one.token_ids)]
 
-    def _forward(self, model: Model, one: PackedPass) -> Tensor:
-        """Hidden states of the rows that sample: (M, hidden)."""
+    def hidden(self, model: Model, one: PackedPass) -> Tensor:
+        """Run one pass: hidden states of all its rows (N, hidden). Its keys and values are stored."""
         attend = PagedAttention(self.kv, one.slot_rows, one.decode, one.chunks, self.scale)
-        hidden = model(one.token_ids, one.positions, attend)  # (N, hidden)
-        return hidden.index_select(0, one.sample_rows)
+        return model(one.token_ids, one.positions, attend)
+
+    def next_tokens(self, passes: list[tuple[Model, PackedPass]]) -> list[int]:
+        """The most likely next tokens of all rows that sample: a step with nothing around the model."""
+        logits = self._logits(passes)
+        return [] if logits is None else logits.argmax(dim=-1).tolist()
+
+    def _logits(self, passes: list[tuple[Model, PackedPass]]) -> Tensor | None:
+        """(M, vocab) of the rows that sample, pass after pass; None when none does."""
+        hidden = [self.hidden(model, one).index_select(0, one.sample_rows) for model, one in passes]
+        rows = torch.cat(hidden) if hidden else torch.empty(0)
+        return self.model.logits(rows) if len(rows) else None
 
     def _sample(
         self, logits: Tensor | None, sampling: list[ScheduledRequest]
