@@ -17,6 +17,7 @@ from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
 from engine.model.linears import has_fast_bfloat16, has_onednn_linear
 from engine.model.loader import load_fast
+from engine.model.pypi_wheel import cache_folder
 from engine.model.source import ModelSource, resolve
 from engine.text.tokenizer import Tokenizer
 from engine.torch_runner import TorchRunner
@@ -63,7 +64,7 @@ def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_si
     """Read weights and tokenizer and make the pool. Raises ModelError, TextError, MemoryError."""
     source, config = opened.source, opened.config
     started = time.perf_counter()
-    tokenizer = Tokenizer.load(source.path)
+    tokenizer = _tokenizer(source)
     vocab_size = min(tokenizer.vocab_size, config.vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         words = "The tokenizer has ids up to %d, the model only to %d; prompts with the others are refused"
@@ -81,6 +82,15 @@ def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_si
     }
     eos = frozenset(config.eos_token_ids) | tokenizer.eos_token_ids
     return LoadedModel(runner, tokenizer, source, eos, vocab_size, config.max_position_embeddings, info)
+
+
+def _tokenizer(source: ModelSource) -> Tokenizer:
+    """What is converted out of a GGUF is kept between starts, where a folder can be written to."""
+    try:
+        return Tokenizer.load(source.path, cache_folder())
+    except OSError as error:
+        log.warning("The cache folder %s cannot be used (%s)", cache_folder(), error.strerror or error)
+        return Tokenizer.load(source.path)
 
 
 def choose_device(asked: str) -> str:
