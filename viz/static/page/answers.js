@@ -22,29 +22,31 @@ function requestChip(id) {
   return el("a", { class: "pg-chip", href: `#request-${id}`, title, "aria-label": title }, label(id));
 }
 
-function metric(value, name, title) {
-  return el("span", { class: "pg-metric", title }, el("b", {}, value), ` ${name}`);
+function metric(title, ...parts) {
+  return el("span", { class: "pg-metric", title }, ...parts);
 }
 
-const time = (value) => (value === null || value === undefined ? "–" : seconds(value));
+const time = (value) => el("b", {}, value === null || value === undefined ? "–" : seconds(value));
+const figure = (value) => el("b", {}, String(value));
 
 function metricsLine(m) {
+  const rate = m.tokens_per_s ? m.tokens_per_s.toFixed(1) : "–";
   const line = el(
     "div",
     { class: "pg-metrics" },
-    metric(time(m.queue_s), "queued", "From sending until the request was first part of a step"),
-    metric(time(m.ttft_s), "to first token", "TTFT: from sending to the first token, waiting included"),
-    metric(String(m.num_output_tokens), m.num_output_tokens === 1 ? "token" : "tokens", "Tokens of the answer"),
-    metric(m.tokens_per_s ? m.tokens_per_s.toFixed(1) : "–", "tokens/s", "Tokens a second once the first was out"),
+    metric("From sending until the request was first part of a step", "queued ", time(m.queue_s)),
+    metric("TTFT: from sending to the first token, waiting included", "first token ", time(m.ttft_s)),
+    metric("Tokens of the answer", figure(m.num_output_tokens), m.num_output_tokens === 1 ? " token" : " tokens"),
+    metric("Tokens a second once the first was out", figure(rate), " tokens/s"),
     metric(
-      `${m.num_cached_tokens} of ${m.num_prompt_tokens}`,
-      "cached",
       "Prompt tokens whose keys and values were found in the prefix cache, of all prompt tokens",
+      "cached ",
+      figure(`${m.num_cached_tokens} of ${m.num_prompt_tokens}`),
     ),
   );
   if (m.num_preemptions) {
     const why = "Its memory was given to another request; what was lost was computed again";
-    line.append(metric(`${m.num_preemptions}×`, "preempted", why));
+    line.append(metric(why, "preempted ", figure(`${m.num_preemptions}×`)));
   }
   line.append(el("span", { class: `pg-ended pg-ended-${m.finish_reason}` }, ENDED[m.finish_reason] || m.finish_reason));
   return line;

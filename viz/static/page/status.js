@@ -33,15 +33,20 @@ export function onState(root, listener) {
 export function mountStatus(root, props, { sync }) {
   const facts = el("div", { class: "pg-facts" });
   const notice = el("div", { class: "pg-notice", role: "status", hidden: true });
-  const tagline = "many requests, one model: see who runs, who waits, and who owns which memory";
   const title = el(
     "div",
     { class: "pg-title" },
     el("span", { class: "pg-logo", "aria-hidden": "true" }),
     el("h1", {}, "tiny-vllm playground"),
-    el("span", { class: "pg-tagline" }, tagline),
   );
-  root.append(title, facts, notice);
+  const howto = el(
+    "p",
+    { class: "pg-howto" },
+    el("b", {}, "1"), " Send several prompts at once. ",
+    el("b", {}, "2"), " Watch who shares each step, who waits and why, and whose memory is where. ",
+    el("b", {}, "3"), " Flip a switch and send them again.",
+  ); // prettier-ignore
+  root.append(title, facts, howto, notice);
   let settings = null;
 
   function take(state) {
