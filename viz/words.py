@@ -44,6 +44,7 @@ WAIT_SHORT: Mapping[str, str] = {
     "prefill_turn": "prefill's turn",
     "draining": "draining",
     "paused": "paused",
+    "step_under_way": "the step under way",  # it came while a step ran; that one had to end first
 }
 """The same in two words, for labels."""
 

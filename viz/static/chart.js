@@ -46,21 +46,35 @@ export class TimeRange {
 export class Chart {
   constructor(view, range, element, { height = 220, hasTime = true } = {}) {
     Object.assign(this, { view, range, element, height, hasTime });
+    element.style.minHeight = `${height}px`; // what is not yet drawn already takes its place
     this.plotly = null;
     this.numUpdates = 0; // for tests
     range.listeners.add(() => this.onRange?.());
   }
 
-  /** Draw `traces`; `layout` is laid over the common one. */
+  /** Draw `traces`; `layout` is laid over the common one. While one drawing is under way the newest one waits. */
   async react(traces, layout) {
-    this.plotly ??= await loadPlotly();
+    this.next = [traces, layout];
+    if (this.isBusy) return;
+    this.isBusy = true;
+    try {
+      this.plotly ??= await loadPlotly();
+      while (this.next) {
+        const [newest, itsLayout] = this.next;
+        this.next = null;
+        await this.drawOnce(newest, itsLayout);
+      }
+    } finally {
+      this.isBusy = false;
+    }
+  }
+
+  async drawOnce(traces, layout) {
     const width = this.element.clientWidth;
     if (!width || !this.element.isConnected) return;
-    const isFirst = !this.isDrawn;
-    this.isDrawn = true;
     await this.plotly.react(this.element, traces, this.layout(layout, width), this.config(width));
     this.numUpdates += 1;
-    if (isFirst) this.listen();
+    if (this.numUpdates === 1) this.listen();
   }
 
   config(width) {
@@ -83,7 +97,8 @@ export class Chart {
 
   layout(layout, width) {
     const { theme, cursor } = this.view;
-    const time = this.axis({ fixedrange: false, uirevision: this.range.version, range: this.range.of(this.view), ticksuffix: " s" });
+    this.asked = this.range.of(this.view);
+    const time = this.axis({ fixedrange: false, uirevision: this.range.version, range: [...this.asked], ticksuffix: " s" });
     const { xaxis, yaxis, shapes = [], ...rest } = layout;
     const frame = this.view.frame;
     const line = frame && this.hasTime && !cursor.isLive ? [this.line(frame.t + frame.duration / 2, withAlpha(theme.accent, 0.9))] : [];
@@ -96,8 +111,7 @@ export class Chart {
       font: { family: theme.font, size: 12, color: theme.text },
       hoverlabel: { bgcolor: theme.card, bordercolor: theme.line, font: { color: theme.text, family: theme.font } },
       hovermode: "x unified",
-      showlegend: true,
-      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 11 } },
+      showlegend: false, // each panel has its own, in the page's type
       uirevision: "keep",
       transition: { duration: 0 },
       xaxis: this.hasTime ? { ...time, ...xaxis } : this.axis(xaxis),
@@ -105,6 +119,12 @@ export class Chart {
       shapes: [...shapes, ...line],
       ...rest,
     };
+  }
+
+  /** Whether a range is the one that was last drawn: Plotly also reports those, not only what a person did. */
+  isAsked(from, to) {
+    const [a, b] = this.asked;
+    return Math.abs(from - a) + Math.abs(to - b) < 1e-6 * Math.max(1, b - a);
   }
 
   line(x, color) {
@@ -115,7 +135,7 @@ export class Chart {
     if (!this.hasTime) return;
     this.element.on("plotly_relayout", (change) => {
       const [from, to] = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (typeof from === "number" && typeof to === "number") this.range.set([from, to]);
+      if (typeof from === "number" && typeof to === "number" && !this.isAsked(from, to)) this.range.set([from, to]);
     });
     this.element.on("plotly_doubleclick", () => this.range.set(null));
     this.element.on("plotly_click", ({ points }) => {

@@ -17,6 +17,12 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A legend: [kind of key (see panels.css), colour or null, words] each. */
+export function legend(items) {
+  const key = (kind, color) => el("span", { class: `ep-key ep-key-${kind}`, style: color ? `--k: var(--ep-${color})` : null });
+  return el("ul", { class: "ep-legend" }, ...items.map(([kind, color, words]) => el("li", {}, key(kind, color), words)));
+}
+
 let numPanels = 0;
 
 /** A titled panel: heading, a headline in words that answers the panel's question, a body, and a table on demand. */

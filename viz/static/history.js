@@ -37,6 +37,15 @@ export class History {
     return this.frames[this.frames.length - 1] ?? null;
   }
 
+  /** Whether everybody who was in the newest step has ended in it: no step follows until somebody comes. */
+  get isIdle() {
+    const { last } = this;
+    if (!last) return true;
+    const ended = new Set(last.events.filter((e) => e.type === "finished").map((e) => e.request_id));
+    const there = [...last.pendingPrefill, ...last.pendingDecode, ...last.tokens.keys()];
+    return there.every((id) => ended.has(id));
+  }
+
   /** Take in one answer of the feed; returns how many frames are new. */
   ingest(answer) {
     if (answer.state) this.state = answer.state;

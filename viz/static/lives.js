@@ -8,7 +8,7 @@ export class Life {
   constructor(id, details, step, t) {
     this.id = id;
     this.step = step; // when it was first seen
-    this.arrival = details.arrival_s ?? t;
+    this.arrival = t; // a step late until it is let in, when its queue time tells exactly
     this.promptTokens = details.num_prompt_tokens ?? null;
     this.maxTokens = details.max_tokens ?? null;
     this.siblingOf = details.sibling_of ?? null;
@@ -35,8 +35,21 @@ export class Life {
       return;
     }
     if (last && last.reason) last.to = Math.max(last.to, frame.t);
-    const from = last ? (more.reason ? last.to : frame.t) : Math.min(more.reason ? this.arrival : frame.t, frame.t);
+    const from = last && more.reason ? last.to : frame.t;
     this.segments.push({ kind, from, to: frame.end, step: frame.step, lastStep: frame.step, ...more });
+  }
+
+  /** It is let in, after `queue` seconds: now it is known when it came, also between two steps. */
+  admit(frame) {
+    this.arrival = frame.t - this.queue;
+    const [first] = this.segments;
+    if (first && first.kind === "queue") first.from = this.arrival;
+    else if (this.queue > 0) {
+      const step = frame.step;
+      this.segments.unshift({ kind: "queue", from: this.arrival, to: frame.t, step, lastStep: step, reason: "step_under_way" });
+    }
+    const explained = [...this.waits.values()].reduce((a, b) => a + b, 0);
+    if (this.queue - explained > 0.0005) this.waits.set("step_under_way", this.queue - explained);
   }
 }
 
@@ -45,7 +58,7 @@ export class Lives {
     this.all = new Map();
     this.cohort = new Set(); // members of the running static batch
     for (const [id, details] of Object.entries(requests)) {
-      this.all.set(Number(id), new Life(Number(id), details, 0, details.arrival_s ?? 0));
+      this.all.set(Number(id), new Life(Number(id), details, 0, null));
     }
   }
 
@@ -97,7 +110,7 @@ export class Lives {
 
   wait(life, frame, reason, kind) {
     const before = life.segments[life.segments.length - 1];
-    const since = before ? before.to : Math.min(life.arrival, frame.t);
+    const since = before ? before.to : frame.t;
     if (life.firstTokenAt === null) {
       life.waits.set(reason, (life.waits.get(reason) ?? 0) + Math.max(0, frame.end - since));
     }
@@ -127,6 +140,7 @@ export class Lives {
       life.wasPreempted = false;
       if (!event.is_resumed) {
         life.queue = event.queue_s ?? frame.t - life.arrival;
+        life.admit(frame);
         life.cachedTokens = event.cached_tokens ?? 0;
       }
     } else if (event.type === "first_token") {

@@ -6,6 +6,7 @@ import { el, tooltip } from "./dom.js";
 import { TimeRange } from "./chart.js";
 import { Anatomy } from "./panels/anatomy.js";
 import { BlockTable } from "./panels/blocktable.js";
+import { FirstToken } from "./panels/firsttoken.js";
 import { Gantt } from "./panels/gantt.js";
 import { Grid } from "./panels/grid.js";
 import { Latency } from "./panels/latency.js";
@@ -22,16 +23,20 @@ import { View } from "./view.js";
 const CHARTS_MS = 1000;
 const GLOW_MS = 120;
 
-const shared = { cursor: new Cursor(), live: null, words: null };
+const shared = { cursor: new Cursor(), live: null, words: null, style: null };
 
 async function loadWords(base) {
   shared.words ??= await (await fetch(new URL("ui/words.json", base))).json();
   return shared.words;
 }
 
+/** The style sheet, loaded once: canvases take their colours from it, so they are drawn after it has come. */
 function loadStyle() {
-  const href = new URL("./panels.css", import.meta.url).href;
-  if (!document.querySelector(`link[href="${href}"]`)) document.head.append(el("link", { rel: "stylesheet", href }));
+  shared.style ??= new Promise((resolve) => {
+    const href = new URL("./panels.css", import.meta.url).href;
+    document.head.append(el("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve }));
+  });
+  return shared.style;
 }
 
 /** All panels of one source, in one element. */
@@ -41,8 +46,8 @@ export class Dashboard {
     this.element = element;
     const view = this.view;
     this.top = new TopBar(view);
-    this.fast = [this.top, new Tiles(view), new Requests(view), new Why(view), new Strip(view), new Grid(view), new BlockTable(view)];
-    this.slow = [new Memory(view, range), new Latency(view, range), new Gantt(view, range), new Anatomy(view, range)];
+    this.fast = [this.top, new Tiles(view), new Requests(view), new Strip(view), new Why(view), new Grid(view), new BlockTable(view)];
+    this.slow = [new Memory(view, range), new Latency(view, range), new Gantt(view, range), new FirstToken(view, range), new Anatomy(view, range)];
     this.root = el("div", { class: "ep-dashboard", role: "region", "aria-label": "Live view of the engine", onkeydown: (event) => this.key(event) });
     this.root.append(...[...this.fast, ...this.slow].map((panel) => panel.root));
     element.replaceChildren(this.root);
@@ -169,8 +174,7 @@ function listenForSelection(cursor) {
 
 /** Draw the panels into `element`; answers with the dashboard. */
 export async function mount(element, { kind = "live", base = document.baseURI } = {}) {
-  loadStyle();
-  const words = await loadWords(base);
+  const [words] = await Promise.all([loadWords(base), loadStyle()]);
   if (!shared.live) {
     shared.live = new LiveSource(base);
     listenForSelection(shared.cursor);

@@ -16,6 +16,21 @@ export function thinned(frames, from, to, bins = BINS) {
   return kept;
 }
 
+/** x and y of a line over `frames` that falls to zero where no step ran for a while. */
+export function withPauses(frames, value, longest = 0.25) {
+  const [x, y] = [[], []];
+  frames.forEach((frame, i) => {
+    const before = frames[i - 1];
+    if (before && frame.t - before.end > longest) {
+      x.push(before.end, frame.t);
+      y.push(0, 0);
+    }
+    x.push(frame.t);
+    y.push(value(frame));
+  });
+  return { x, y };
+}
+
 /** Frames whose time lies in [from, to]; one more on each side so that lines reach the edges. */
 export function between(history, from, to) {
   if (!history.frames.length) return [];
@@ -59,4 +74,11 @@ export function ttftParts(life) {
   const waiting = Math.min(life.queue ?? 0, life.ttft);
   const prefill = Math.min(life.prefillTime, Math.max(0, life.ttft - waiting));
   return { waiting, prefill, other: Math.max(0, life.ttft - waiting - prefill) };
+}
+
+/** Lives whose first token came in the stretch of time in sight, in order. */
+export function firstTokens(view, range) {
+  const [from, to] = range.of(view);
+  const came = [...view.history.lives.all.values()].filter((life) => life.ttft !== null && life.firstTokenAt >= from && life.firstTokenAt <= to + 1e-6);
+  return came.sort((a, b) => a.firstTokenAt - b.firstTokenAt);
 }

@@ -1,6 +1,8 @@
 // Colours and patterns. A request keeps one colour everywhere; it is never the only sign: its letter stands beside it,
 // and every seventh request repeats the colour with another pattern. Hues after Okabe & Ito (safe for colour-blind eyes).
 
+import { TIMES } from "./wire.js";
+
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#c9588f", "#e69f00", "#4ba3dc", "#9a8700"];
 const DARK = ["#4ba3e3", "#f0803c", "#2fc196", "#e38bb8", "#f0b429", "#8fd0f7", "#e5d64a"];
 const PATTERNS = ["plain", "stripes", "dots"];
@@ -46,6 +48,7 @@ export function readTheme(element) {
     reserved: get("reserved"),
     cached: get("cached"),
     free: get("free"),
+    times: Object.fromEntries(TIMES.map((name) => [name, get(`time-${name}`)])),
     font: style.fontFamily,
   };
 }

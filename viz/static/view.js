@@ -20,6 +20,11 @@ export class View {
     return this.cursor.isLive ? this.history.last : this.history.at(this.cursor.time);
   }
 
+  /** Whether what is shown is now, and now nobody is there. */
+  get isIdle() {
+    return this.cursor.isLive && !this.source.isRun && this.history.isIdle;
+  }
+
   get map() {
     const frame = this.frame;
     return frame ? this.history.mapAt(frame.step) : this.history.map;

@@ -1,14 +1,14 @@
 // Step anatomy: where the time of a step goes.
 
 import { Chart } from "../chart.js";
-import { el, Panel, setText } from "../dom.js";
-import { between, thinned } from "../series.js";
+import { el, legend, Panel, setText } from "../dom.js";
+import { between, thinned, withPauses } from "../series.js";
 import { withAlpha } from "../theme.js";
 import { percent, seconds } from "../words.js";
 import { TIMES } from "../wire.js";
 
 const NAMES = { schedule: "scheduling", batch: "building the batch", forward: "forward pass", sample: "sampling", commit: "committing", publish: "publishing" };
-const HUES = { schedule: "#d55e00", batch: "#e69f00", forward: "#0072b2", sample: "#009e73", commit: "#cc79a7", publish: "#8a8f98" };
+const ORDER = ["forward", "sample", "batch", "schedule", "commit", "publish"];
 const SHAPES = { schedule: "/", batch: "\\", forward: "", sample: ".", commit: "x", publish: "-" };
 
 export class Anatomy {
@@ -18,7 +18,7 @@ export class Anatomy {
     this.panel = new Panel("anatomy", "Step anatomy", "Where does a step's time go?");
     this.root = this.panel.root;
     this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Step anatomy" });
-    this.panel.body.append(this.box);
+    this.panel.body.append(this.box, legend(ORDER.map((name) => ["fill", `time-${name}`, NAMES[name]])));
     this.chart = new Chart(view, range, this.box, { height: 200 });
     this.chart.onRange = () => this.draw();
     this.panel.getTable = () => this.table();
@@ -29,12 +29,10 @@ export class Anatomy {
     if (!frame) return null;
     const [from, to] = this.range.of(this.view);
     const frames = thinned(between(history, from, to), from, to, 240);
-    const x = frames.map((f) => f.t);
-    const order = ["forward", "sample", "batch", "schedule", "commit", "publish"];
-    const traces = order.map((name) => ({
-      type: "scatter", mode: "lines", name: NAMES[name], x, y: frames.map((f) => (f.times[TIMES.indexOf(name)] ?? 0) * 1000), stackgroup: "step",
-      line: { width: 0.8, color: HUES[name] }, fillcolor: withAlpha(HUES[name], 0.6),
-      fillpattern: SHAPES[name] ? { shape: SHAPES[name], size: 5, solidity: 0.3, fgcolor: theme.card, fillmode: "overlay" } : undefined,
+    const traces = ORDER.map((name) => ({
+      type: "scatter", mode: "lines", name: NAMES[name], ...withPauses(frames, (f) => (f.times[TIMES.indexOf(name)] ?? 0) * 1000), stackgroup: "step",
+      line: { width: 0.8, color: theme.times[name] }, fillcolor: withAlpha(theme.times[name], 0.6),
+      ...(SHAPES[name] && { fillpattern: { shape: SHAPES[name], size: 5, solidity: 0.3, fgcolor: theme.card, fillmode: "overlay" } }),
       hovertemplate: "%{y:.2f} ms",
     }));
     this.describe(frame);

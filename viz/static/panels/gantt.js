@@ -1,11 +1,18 @@
 // The Gantt chart: each request's life on the clock.
 
 import { Chart } from "../chart.js";
-import { el, Panel, setText } from "../dom.js";
+import { el, legend, Panel, setText } from "../dom.js";
 import { requestColor, withAlpha } from "../theme.js";
 import { count, label, seconds } from "../words.js";
 
 const MOST = 24;
+const LEGEND = [
+  ["bar-queue", null, "waits in the queue"],
+  ["prefill", null, "prompt is read (prefill)"],
+  ["bar-decode", null, "answer is written (decode)"],
+  ["bar-stall", null, "in memory, not in the step"],
+  ["preempted", null, "thrown out, waits again"],
+];
 const KINDS = {
   queue: { name: "queue", shape: "", alpha: 0.1, outline: true },
   prefill: { name: "prefill", shape: "", alpha: 1 },
@@ -21,7 +28,7 @@ export class Gantt {
     this.panel = new Panel("gantt", "Timeline of each request", "Who waited, who worked, when?");
     this.root = this.panel.root;
     this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Timeline of each request" });
-    this.panel.body.append(this.box);
+    this.panel.body.append(this.box, legend(LEGEND));
     this.chart = new Chart(view, range, this.box);
     this.chart.onRange = () => this.draw();
     this.panel.getTable = () => this.table();
@@ -43,7 +50,7 @@ export class Gantt {
     const lives = this.lives();
     const [from, to] = this.range.of(this.view);
     const letters = lives.map((life) => label(life.id));
-    this.chart.height = 70 + Math.max(3, lives.length) * 17;
+    this.chart.height = 44 + Math.max(6, lives.length) * 17;
     setText(this.panel.headline, this.words(lives));
     const traces = Object.entries(KINDS).map(([kind, look]) => this.bars(kind, look, lives, from, to)).filter((t, i) => t.x.length || i < 3);
     return this.chart.react([...traces, ...this.ends(lives)], {
@@ -66,7 +73,7 @@ export class Gantt {
       meta: { requests: found.map(([life]) => life.id) },
       marker: {
         color: found.map(([life]) => color(life)),
-        pattern: { shape: look.shape, size: 5, solidity: 0.4, fgcolor: theme.text },
+        ...(look.shape && { pattern: { shape: look.shape, size: 5, solidity: 0.4, fgcolor: theme.text } }),
         line: look.outline ? { width: 1, color: found.map(([life]) => withAlpha(requestColor(life.id, theme.dark), this.view.isFaded(life.id) ? 0.3 : 0.9)) } : { width: 0 },
       },
       customdata: found.map(([life, s]) => [label(life.id), this.segmentWords(s)]),
@@ -94,8 +101,8 @@ export class Gantt {
 
   words(lives) {
     const waits = lives.filter((life) => life.queue !== null).sort((a, b) => b.queue - a.queue);
-    if (!waits.length) return "Each bar is one request: pale while it waits, full while its prompt is read, half while it answers.";
-    return `${label(waits[0].id)} waited longest before it was let in: ${seconds(waits[0].queue)}. Pale: waits; full: prompt is read; half: answer is written.`;
+    if (!waits.length) return "Nobody has been let in yet.";
+    return `${label(waits[0].id)} waited longest before it was let in: ${seconds(waits[0].queue)}.`;
   }
 
   table() {

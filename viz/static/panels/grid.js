@@ -1,16 +1,16 @@
 // The block grid: every physical block of the pool, whose it is and how full. Where blocks outnumber what can be
 // drawn, one cell stands for several; zooming in opens them.
 
-import { el, Panel, setText, tooltip } from "../dom.js";
+import { el, legend, Panel, setText, tooltip } from "../dom.js";
 import { hatch, inkOn, penFor, requestPattern, withAlpha } from "../theme.js";
 import { count, label, number, percent } from "../words.js";
 
 const LEGEND = [
-  ["filled", "stored tokens"],
-  ["reserved", "reserved, unused"],
-  ["shared", "shared (how many)"],
-  ["cachedblock", "cached: nobody's, can be found again"],
-  ["freeblock", "free"],
+  ["filled", null, "stored tokens"],
+  ["reserved", null, "reserved, unused"],
+  ["shared", null, "shared (by how many)"],
+  ["cachedblock", null, "cached: nobody's, can be found again"],
+  ["freeblock", null, "free"],
 ];
 const MIN_CELL = 7;
 const MAX_CELL = 26;
@@ -26,11 +26,10 @@ export class Grid {
     this.panel = new Panel("grid", "KV blocks", "Whose is which block?");
     this.root = this.panel.root;
     this.canvas = el("canvas", { role: "img", "aria-label": "Grid of KV blocks" });
-    const items = LEGEND.map(([kind, words]) => el("li", {}, el("span", { class: `ep-key ep-key-${kind}` }), words));
     this.out = el("button", { type: "button", class: "ep-link", hidden: true, onclick: () => this.zoomTo(null) }, "whole pool");
     const button = (text, name, action) => el("button", { type: "button", class: "ep-icon", "aria-label": name, onclick: action }, text);
     this.panel.button.before(this.out, button("−", "Zoom out of the block grid", () => this.zoom(2)), button("+", "Zoom into the block grid", () => this.zoom(0.5)));
-    this.panel.body.append(this.canvas, el("ul", { class: "ep-legend" }, ...items));
+    this.panel.body.append(this.canvas, legend(LEGEND));
     this.panel.getTable = () => this.table();
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
     this.canvas.addEventListener("pointerleave", () => tooltip.hide());
@@ -46,8 +45,8 @@ export class Grid {
     const cells = Math.ceil(length / each);
     let columns = Math.min(cells, Math.floor(width / MIN_CELL));
     for (const wanted of [16, 32, 64, 128]) {
-      const size = Math.min(MAX_CELL, width / wanted);
-      if (size >= MIN_CELL && size * Math.ceil(cells / wanted) <= MAX_HEIGHT * (size > 18 ? 0.8 : 1)) {
+      const size = width / wanted; // round numbers of columns, so that a block's id can be read off its place
+      if (size <= MAX_CELL && size >= MIN_CELL && Math.floor(size) * Math.ceil(cells / wanted) <= MAX_HEIGHT) {
         columns = wanted;
         break;
       }

@@ -1,12 +1,17 @@
 // Latency: how long each person waited for the first token (and for what), and the gaps between tokens.
 
 import { Chart } from "../chart.js";
-import { el, Panel, setText } from "../dom.js";
-import { between, gapsOverTime, percentile, ttftParts } from "../series.js";
-import { requestColor, withAlpha } from "../theme.js";
+import { el, legend, Panel, setText } from "../dom.js";
+import { between, firstTokens, gapsOverTime, percentile, ttftParts } from "../series.js";
+import { requestColor } from "../theme.js";
 import { label, seconds } from "../words.js";
 
-const MOST_SPLIT = 14;
+const LEGEND = [
+  ["mark", "text", "TTFT of a request"],
+  ["mark-open", "text", "its queue time"],
+  ["line", "accent", "gap between tokens (ITL), median"],
+  ["line-dot", "bad", "ITL, 95th percentile"],
+];
 
 export class Latency {
   constructor(view, range) {
@@ -16,19 +21,10 @@ export class Latency {
     this.root = this.panel.root;
     this.figures = el("dl", { class: "ep-figures" });
     this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Latency over time" });
-    this.splitTitle = el("h4", {}, "What each first token waited for");
-    this.splitBox = el("div", { class: "ep-chart", role: "img", "aria-label": "Parts of each time to first token" });
-    this.panel.body.append(this.figures, this.box, this.splitTitle, this.splitBox);
-    this.chart = new Chart(view, range, this.box, { height: 210 });
-    this.split = new Chart(view, range, this.splitBox, { height: 190, hasTime: false });
+    this.panel.body.append(this.figures, this.box, legend(LEGEND));
+    this.chart = new Chart(view, range, this.box, { height: 230 });
     this.chart.onRange = () => this.draw();
     this.panel.getTable = () => this.table();
-  }
-
-  lives() {
-    const [from, to] = this.range.of(this.view);
-    const all = [...this.view.history.lives.all.values()];
-    return all.filter((life) => life.ttft !== null && life.firstTokenAt >= from && life.firstTokenAt <= to + 1e-6).sort((a, b) => a.firstTokenAt - b.firstTokenAt);
   }
 
   draw() {
@@ -36,15 +32,14 @@ export class Latency {
     const { theme } = this.view;
     const [from, to] = this.range.of(this.view);
     const frames = between(this.view.history, from, to);
-    const lives = this.lives();
+    const lives = firstTokens(this.view, this.range);
     const gaps = gapsOverTime(frames, from, to);
     this.describe(lives, frames.flatMap((f) => f.gaps));
     const traces = [this.points("TTFT", lives, (l) => l.ttft, "circle", theme), this.points("queue time", lives, (l) => l.queue, "circle-open", theme), ...this.gapLines(gaps, theme)];
-    const drawn = this.chart.react(traces, {
+    return this.chart.react(traces, {
       yaxis: { type: "log", title: { text: "seconds", font: { size: 11 } }, dtick: 1, exponentformat: "SI" },
       hovermode: "closest",
     });
-    return Promise.all([drawn, this.drawSplit(lives.slice(-MOST_SPLIT), theme)]);
   }
 
   points(name, lives, value, symbol, theme) {
@@ -69,20 +64,6 @@ export class Latency {
     return [line("ITL median", "p50", "solid", theme.accent), line("ITL p95", "p95", "dot", theme.bad)];
   }
 
-  drawSplit(lives, theme) {
-    this.splitTitle.hidden = this.splitBox.hidden = !lives.length;
-    if (!lives.length) return null;
-    const names = lives.map((l) => label(l.id));
-    const parts = lives.map(ttftParts);
-    const bar = (name, key, color, shape) => ({
-      type: "bar", name, x: names, y: parts.map((p) => p[key]), meta: { requests: lives.map((l) => l.id) },
-      marker: { color: lives.map((l) => (this.view.isFaded(l.id) ? withAlpha(color, 0.3) : color)), pattern: { shape, size: 6, solidity: 0.3, fgcolor: theme.card, fillmode: "overlay" } },
-      hovertemplate: `${name} %{y:.3s}s`,
-    });
-    const traces = [bar("waiting", "waiting", theme.reserved, "/"), bar("prefill", "prefill", theme.stored, ""), bar("other", "other", theme.free, "")];
-    return this.split.react(traces, { barmode: "stack", bargap: 0.35, xaxis: { type: "category" }, yaxis: { ticksuffix: " s", rangemode: "tozero" } });
-  }
-
   describe(lives, gaps) {
     const rows = [
       ["TTFT", lives.map((l) => [l.ttft, 1])],
@@ -94,7 +75,7 @@ export class Latency {
     const text = items.map(([name, p50, p95, p99]) => `${name}: median ${say(p50)}, p95 ${say(p95)}, p99 ${say(p99)}`).join(". ");
     if (text !== this.text) {
       this.text = text;
-      const cell = ([name, p50, p95, p99]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, say(p50)), ` median · ${say(p95)} p95 · ${say(p99)} p99`));
+      const cell = ([name, p50, p95, p99]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, say(p50)), " median"), el("dd", {}, `p95 ${say(p95)} · p99 ${say(p99)}`));
       this.figures.replaceChildren(...items.map(cell));
       this.box.setAttribute("aria-label", `Latency over time. ${text}`);
     }
@@ -103,7 +84,7 @@ export class Latency {
   }
 
   table() {
-    const rows = this.lives().map((life) => {
+    const rows = firstTokens(this.view, this.range).map((life) => {
       const parts = ttftParts(life);
       return [label(life.id), ...[life.ttft, parts.waiting, parts.prefill, parts.other].map(seconds)];
     });

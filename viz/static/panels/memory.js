@@ -1,7 +1,7 @@
 // Memory over time: every token place of the pool is stored, reserved but unused, cached or free, at every moment.
 
 import { Chart } from "../chart.js";
-import { el, Panel, setText } from "../dom.js";
+import { el, legend, Panel, setText } from "../dom.js";
 import { between, thinned } from "../series.js";
 import { withAlpha } from "../theme.js";
 import { number, percent } from "../words.js";
@@ -13,6 +13,18 @@ const BANDS = [
   ["free", "free", (f) => f.memory.free * f.blockSize],
 ];
 
+const LEGEND = [
+  ["fill", "stored", "stored tokens"],
+  ["fill-reserved", "reserved", "reserved, unused"],
+  ["fill", "cached", "cached"],
+  ["fill", "free", "free"],
+  ["line", "bad", "internal fragmentation"],
+  ["line-dash", "text", "external fragmentation"],
+  ["line-dot", "accent", "prefix hit rate"],
+  ["preempted", null, "preemption"],
+  ["mark-down", "cached", "eviction"],
+];
+
 export class Memory {
   constructor(view, range) {
     this.view = view;
@@ -20,7 +32,7 @@ export class Memory {
     this.panel = new Panel("memory", "Memory over time", "How much of the pool is wasted?");
     this.root = this.panel.root;
     this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Memory over time" });
-    this.panel.body.append(this.box);
+    this.panel.body.append(this.box, legend(LEGEND));
     this.chart = new Chart(view, range, this.box, { height: 260 });
     this.chart.onRange = () => this.draw();
     this.panel.getTable = () => this.table();
@@ -36,7 +48,7 @@ export class Memory {
       type: "scatter", mode: "lines", name: title, x, y: frames.map(value), stackgroup: "memory",
       line: { shape: "hv", width: name === "free" ? 0 : 1, color: theme[name] },
       fillcolor: withAlpha(theme[name], name === "free" ? 0.25 : 0.75),
-      fillpattern: name === "reserved" ? { shape: "/", size: 6, solidity: 0.35, fgcolor: theme.card, fillmode: "overlay" } : undefined,
+      ...(name === "reserved" && { fillpattern: { shape: "/", size: 6, solidity: 0.35, fgcolor: theme.card, fillmode: "overlay" } }),
       hovertemplate: "%{y:,} tokens",
     }));
     const percentLine = (name, value, dash, color) => ({
@@ -68,8 +80,8 @@ export class Memory {
     if (!frame) return null;
     this.describe(frame);
     return this.chart.react(this.traces(), {
-      yaxis: { title: { text: "tokens", font: { size: 11 } }, rangemode: "tozero", tickformat: "~s" },
-      yaxis2: this.chart.axis({ overlaying: "y", side: "right", range: [0, 1], tickformat: ".0%", showgrid: false }),
+      yaxis: { title: { text: "tokens", font: { size: 11 } }, range: [0, frame.numBlocks * frame.blockSize], tickformat: "~s" },
+      yaxis2: this.chart.axis({ overlaying: "y", side: "right", range: [0, 1], tickformat: ".0%", showgrid: false, tickmode: "array", tickvals: [0, 0.25, 0.5, 0.75, 1] }),
       margin: { l: 48, r: 44, t: 8, b: 28 },
     });
   }

@@ -1,21 +1,23 @@
 // The batch strip: requests × steps. What each request did in each step, and how full each step was.
 
-import { el, Panel, setText, tooltip } from "../dom.js";
+import { el, legend, Panel, setText, tooltip } from "../dom.js";
 import { hatch, inkOn, penFor, withAlpha } from "../theme.js";
 import { count, label, number, seconds } from "../words.js";
 import { activity, rowsOf, total } from "../activity.js";
 
 const LEGEND = [
-  ["prefill", "reads its prompt (prefill)"],
-  ["cached", "part found in the prefix cache"],
-  ["decode", "writes one token (decode)"],
-  ["wait", "waits, and why"],
-  ["inactive", "ended, but holds its slot"],
-  ["padding", "padding"],
-  ["preempted", "thrown out (preempted)"],
+  ["prefill", null, "reads its prompt (prefill)"],
+  ["cached", null, "part found in the prefix cache"],
+  ["decode", null, "writes one token (decode)"],
+  ["wait", null, "waits, and why"],
+  ["inactive", null, "ended, but holds its slot"],
+  ["padding", null, "padding"],
+  ["preempted", null, "thrown out (preempted)"],
 ];
-const MAX_ROWS = 16;
+const MAX_ROWS = 14;
 const BARS = 46;
+const TICKS = 16;
+const SHRINK_MS = 8000; // rows that are no longer needed stay this long: what jumps cannot be read
 const SIZES = [4, 6, 9, 14, 22, 32];
 
 export class Strip {
@@ -26,17 +28,12 @@ export class Strip {
     this.root = this.panel.root;
     this.canvas = el("canvas", { role: "img", "aria-label": "Batch strip: requests by steps" });
     const zoom = (by) => el("button", { type: "button", class: "ep-icon", "aria-label": by > 0 ? "Wider steps" : "Narrower steps", onclick: () => this.zoom(by) }, by > 0 ? "+" : "−");
-    this.panel.body.append(this.canvas, this.legend());
+    this.panel.body.append(this.canvas, legend(LEGEND));
     this.panel.button.before(zoom(-1), zoom(1));
     this.panel.getTable = () => this.table();
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
     this.canvas.addEventListener("pointerleave", () => tooltip.hide());
     this.canvas.addEventListener("click", (event) => this.click(event));
-  }
-
-  legend() {
-    const items = LEGEND.map(([kind, words]) => el("li", {}, el("span", { class: `ep-key ep-key-${kind}` }), words));
-    return el("ul", { class: "ep-legend" }, ...items);
   }
 
   zoom(by) {
@@ -82,16 +79,28 @@ export class Strip {
     this.labels = width < 480 ? 30 : 118;
     const [first, last] = this.span(width - this.labels);
     const { ids, hidden } = this.rows(first, last);
-    this.rowHeight = ids.length > 10 ? 18 : 24;
-    const height = Math.max(3, ids.length) * this.rowHeight + (hidden ? 18 : 0) + BARS + 16;
-    Object.assign(this, { first, last, ids, height, rowsEnd: Math.max(3, ids.length) * this.rowHeight + (hidden ? 18 : 0) });
+    this.rowHeight = 20;
+    const rowsEnd = this.roomFor(ids.length + (hidden ? 1 : 0)) * this.rowHeight;
+    const height = rowsEnd + BARS + TICKS + 8;
+    Object.assign(this, { first, last, ids, height, rowsEnd });
     const ctx = penFor(this.canvas, width, height);
     ctx.textBaseline = "middle";
     this.drawCursor(ctx, frame);
     ids.forEach((id, row) => this.drawRow(ctx, id, row, frame, history));
-    if (hidden) this.text(ctx, `… and ${number(hidden)} more`, 2, this.rowsEnd - 9, this.view.theme.dim);
+    if (hidden) this.text(ctx, `… and ${number(hidden)} more`, 2, (ids.length + 0.5) * this.rowHeight, this.view.theme.dim);
     this.drawBars(ctx, width, frame);
     this.describe(frame);
+  }
+
+  /** Rows to make room for: grows at once, shrinks when they have not been needed for a while. */
+  roomFor(rows, now = performance.now()) {
+    const needed = Math.max(4, rows);
+    if (needed >= (this.room ?? 0)) this.neededAt = now;
+    if (this.room === undefined || needed > this.room || now - this.neededAt > SHRINK_MS) {
+      this.room = needed;
+      this.neededAt = now;
+    }
+    return this.room;
   }
 
   x(step) {
@@ -159,7 +168,7 @@ export class Strip {
       ctx.fillRect(left, top, width, height);
       if (what.cached) this.shade(ctx, "stripes", withAlpha(theme.card, 0.75), left, top + height * (1 - what.cached / rows), width, (height * what.cached) / rows);
       this.shadePadding(ctx, what, rows, left, top, width, height, theme);
-      if (cell >= 12 && rowHeight >= 18) this.verticalNumber(ctx, what.tokens, left + width / 2, top + height / 2, inkOn(color), height);
+      if (cell >= 12 && what.padding < rows / 2) this.verticalNumber(ctx, what.tokens, left + width / 2, top + height / 2, inkOn(color), height);
     } else if (what.kind === "decode") {
       ctx.fillStyle = withAlpha(color, 0.3);
       ctx.fillRect(left, top + height * 0.2, width, height * 0.6);
@@ -237,7 +246,7 @@ export class Strip {
   /** How many rows each step computed, against its token budget. */
   drawBars(ctx, width, frame) {
     const { history, theme } = this.view;
-    const top = this.rowsEnd + 12;
+    const top = this.rowsEnd + 8;
     const full = BARS - 8;
     let most = 1;
     for (let n = this.first; n <= this.last; n++) most = Math.max(most, total(rowsOf(history.frame(n))));
@@ -254,10 +263,21 @@ export class Strip {
       ctx.strokeRect(this.labels, y, (this.last - this.first + 1) * this.cell, 0);
       ctx.setLineDash([]);
     }
+    this.drawTicks(ctx, top + full + TICKS / 2 + 2);
     if (this.labels > 60) {
       this.text(ctx, "tokens a step", 2, top + 10, theme.dim);
       this.text(ctx, y >= top - 1 ? `budget ${number(budget)}` : `budget ${number(budget)} ↑`, 2, top + 24, theme.dim);
     }
+  }
+
+  /** Step numbers under the columns. */
+  drawTicks(ctx, y) {
+    const every = [5, 10, 20, 50, 100].find((n) => n * this.cell >= 56) ?? 100;
+    ctx.textAlign = "center";
+    for (let n = Math.ceil(this.first / every) * every; n <= this.last; n += every) {
+      if (this.x(n) > this.labels + 8) this.text(ctx, n % (every * 2) ? number(n) : `step ${number(n)}`, this.x(n) + this.cell / 2, y, this.view.theme.dim, 10);
+    }
+    ctx.textAlign = "left";
   }
 
   drawBar(ctx, rows, x, bottom, scale) {

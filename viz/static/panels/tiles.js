@@ -32,17 +32,19 @@ export class Tiles {
   draw() {
     const frame = this.view.frame;
     if (!frame) return;
-    const running = frame.tokens.size;
+    const { isIdle } = this.view;
+    const running = isIdle ? 0 : frame.tokens.size;
     const there = new Set([...frame.pendingPrefill, ...frame.pendingDecode]);
-    const waiting = [...there].filter((id) => !frame.tokens.has(id)).length;
+    const waiting = isIdle ? 0 : [...there].filter((id) => !frame.tokens.has(id)).length;
     const used = frame.memory.active / Math.max(1, frame.numBlocks);
     const { wasted, preemptions, queried, hit, evictions } = frame.counters;
     this.set("running", number(running), `of ${number(frame.slots)} slots`);
     this.set("waiting", number(waiting), this.waitNote(frame, waiting));
-    this.set("speed", number(this.view.history.tokensPerSecond(frame)), `${number(frame.duration * 1000)} ms a step`);
+    const speed = isIdle ? 0 : this.view.history.tokensPerSecond(frame);
+    this.set("speed", number(speed), isIdle ? "idle" : `${number(frame.duration * 1000)} ms a step`);
     this.set("memory", percent(used), `${number(frame.memory.active)} of ${number(frame.numBlocks)} blocks`);
-    this.set("wasted", number(wasted), frame.policy === "static" ? "and counting" : "none in continuous mode");
-    this.set("preemptions", number(preemptions), evictions ? `${number(evictions)} cached blocks evicted` : "");
+    this.set("wasted", number(wasted), frame.policy === "static" ? "and counting" : "static batching only");
+    this.set("preemptions", number(preemptions), evictions ? `${number(evictions)} evictions` : "");
     this.set("hits", queried ? percent(hit / queried) : "–", queried ? `${number(hit)} of ${number(queried)} tokens` : "");
     this.bar.style.setProperty("--share", used);
   }

@@ -5,7 +5,7 @@ import { el, Panel, setText } from "../dom.js";
 import { inkOn } from "../theme.js";
 import { count, label, number, seconds } from "../words.js";
 
-const MOST_WAITING = 6;
+const MOST_LETTERS = 8;
 
 export class Why {
   constructor(view) {
@@ -24,6 +24,7 @@ export class Why {
     const { frame, cursor, history } = this.view;
     if (!frame) return;
     const life = cursor.selected === null ? null : history.lives.get(cursor.selected);
+    if (!life && this.view.isIdle) return this.idle(frame);
     const lines = life ? this.ofRequest(life, frame) : this.ofStep(frame);
     setText(this.panel.headline, lines.shift() ?? "");
     const events = life ? life.events.filter((e) => e.step <= frame.step) : this.eventsOf(frame);
@@ -34,9 +35,17 @@ export class Why {
     this.story.replaceChildren(...events.map((event) => this.eventItem(event, Boolean(life))));
   }
 
+  idle(frame) {
+    setText(this.panel.headline, "The engine is idle: nobody is there.");
+    if (this.shown === "idle") return;
+    this.shown = "idle";
+    this.lines.replaceChildren(el("li", {}, `Step ${number(frame.step)} was the last. Send a prompt, or move the time above to look back.`));
+    this.story.replaceChildren();
+  }
+
   sentence(line) {
     if (typeof line === "string") return el("li", {}, line);
-    return el("li", {}, this.letter(line.id), ` ${line.text}`);
+    return el("li", {}, ...line.ids.flatMap((id) => [this.letter(id), " "]), line.text);
   }
 
   letter(id) {
@@ -65,11 +74,17 @@ export class Why {
     const ran = [...frame.tokens.keys()];
     const waiting = [...new Set([...frame.pendingPrefill, ...frame.pendingDecode])].filter((id) => !frame.tokens.has(id));
     const lines = [`${policy[0].toUpperCase()}${policy.slice(1)}, step ${number(frame.step)}: ${count(ran.length, "request")} ran, ${number(waiting.length)} waited.`];
-    for (const id of waiting.slice(0, MOST_WAITING)) {
+    const groups = new Map(); // the same reason with the same numbers is said once
+    for (const id of waiting) {
       const wait = waitOf(frame, id);
-      lines.push({ id, text: wait ? `waits: ${view.waitWords(wait)}.` : "waits." });
+      const words = wait ? view.waitWords({ ...wait, behind: undefined }) : "";
+      groups.set(words, [...(groups.get(words) ?? []), id]);
     }
-    if (waiting.length > MOST_WAITING) lines.push(`… and ${number(waiting.length - MOST_WAITING)} more.`);
+    for (const [words, ids] of groups) {
+      const verb = ids.length === 1 ? "waits" : "wait";
+      const more = ids.length > MOST_LETTERS ? `and ${number(ids.length - MOST_LETTERS)} more ` : "";
+      lines.push({ ids: ids.slice(0, MOST_LETTERS), text: `${more}${verb}${words ? `: ${words}` : ""}.` });
+    }
     if (!waiting.length && ran.length) lines.push("Nobody waits: everyone who was there ran in this step.");
     return lines;
   }
@@ -104,9 +119,10 @@ export class Why {
     const { memory } = frame;
     const lines = [];
     if (wait.reason === "no_blocks" || wait.reason === "no_run") {
-      lines.push(`The pool has ${count(memory.free, "free block")} and ${number(memory.cached)} cached ones that could be evicted.`);
+      const own = memory.free + memory.cached > (wait.available_blocks ?? 0) && wait.reason === "no_blocks";
+      lines.push(`The pool has ${count(memory.free, "free block")} and ${number(memory.cached)} cached${own ? "; what it will use again itself, and what others in this step took, is not counted as given" : " that could be evicted"}.`);
       const next = this.nextToEnd(frame, id);
-      if (next) lines.push(`${label(next.id)} will free ${count(next.blocks, "block")} when it ends${next.left === null ? "" : `, after at most ${count(next.left, "more token").replace("more tokens", "more tokens")}`}.`);
+      if (next) lines.push(`${label(next.id)} will free ${count(next.blocks, "block")} when it ends${next.left === null ? "" : `, after at most ${count(next.left, "more token")}`}.`);
     } else if (wait.reason === "no_slot" || wait.reason === "batch_closed") {
       const holders = [...this.view.map.tables.keys()].filter((other) => other !== id).sort((a, b) => a - b);
       if (holders.length) lines.push(`${holders.slice(0, 12).map(label).join(", ")} ${holders.length === 1 ? "is" : "are"} in.`);
