@@ -207,3 +207,22 @@ def test_a_crash_leaves_a_trace_that_is_whole_up_to_the_last_step(tmp_path: Path
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(load(path).steps) == int(done.stdout)
     assert first_difference(path) is None
+
+
+SHIPPED = ROOT / "assets" / "playground-trace.jsonl.gz"
+
+
+def test_the_trace_that_ships_with_the_project_replays():
+    """Recorded anew by `python -m assets.record_trace` whenever the scheduler is meant to decide otherwise."""
+    assert first_difference(SHIPPED) is None
+
+
+def test_the_trace_that_ships_shows_what_there_is_to_see():
+    trace = load(SHIPPED)
+    seen = {(record.policy, record.kv_layout) for record in trace.records}
+    assert seen == {("mixed", "paged"), ("static", "contiguous")}
+    kinds = {event.kind for record in trace.records for event in record.events}
+    assert {EventKind.PREEMPTED, EventKind.COPIED, EventKind.EVICTED, EventKind.SETTINGS} <= kinds
+    assert trace.records[-1].prefix_hit_tokens > 300
+    assert trace.records[-1].wasted_slot_steps > 100
+    assert SHIPPED.stat().st_size < 1 << 20
