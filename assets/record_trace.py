@@ -42,6 +42,7 @@ class Visitors:
         self._streams: list[RequestStream] = []
 
     def ask(self, number: int, max_tokens: int, system: str | None = None, n: int = 1, padding: str = "") -> None:
+        """Send the question of that number."""
         question = padding + self._questions[number % len(self._questions)]
         messages = [{"role": "system", "content": system}] if system else []
         tokens = self._tokenizer.chat_tokens([*messages, {"role": "user", "content": question}])
@@ -49,6 +50,7 @@ class Visitors:
         self._streams += self._service.submit(tokens, params)
 
     def hear_all(self) -> None:
+        """Wait until everybody has an answer."""
         for stream in self._streams:
             stream.result(timeout_s=120)
         self._streams.clear()
