@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from engine.serving.http_server import listen
+from engine.serving.patience import PatientProtocol
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def serving(app: Any) -> Iterator[str]:
     """The base URL of `app` while the block runs."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, http=PatientProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from engine.cli import CannotStart
 from engine.serving.loading import LoadingGate
+from engine.serving.patience import PatientProtocol
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ async def _serve(listener: socket.socket, load: Callable[[], Loaded]) -> None:
     gate = LoadingGate()
     config = uvicorn.Config(
         gate,
+        http=PatientProtocol,
         lifespan="off",
         log_config=None,
         log_level="warning",

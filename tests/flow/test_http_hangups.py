@@ -128,6 +128,25 @@ def test_half_sent_requests_stop_nobody(server: Server) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
 
 
+def test_a_head_that_does_not_come_closes_the_connection(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _, _ = server
+    monkeypatch.setattr("engine.serving.patience.HEAD_TIMEOUT_S", 0.2)
+    host, port = url.removeprefix("http://").split(":")
+    for said in (b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.settimeout(20)
+            connection.sendall(said)
+            answer = b""
+            while piece := connection.recv(4096):
+                answer += piece
+            assert answer.startswith(b"HTTP/1.1 200") == said.startswith(b"GET")
+    service_is_slower = send(url, {"max_tokens": 100, "stream": True})
+    server[1].control({"step_delay_s": 0.005})
+    data = b""
+    while b"[DONE]" not in data:  # an answer may take longer than a head
+        data += service_is_slower.recv(4096)
+
+
 def test_a_stream_keeps_its_order_while_it_is_read_slowly(server: Server) -> None:
     url, _, _ = server
     asked = {"prompt": "abc", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
