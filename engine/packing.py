@@ -40,11 +40,10 @@ class PackedPass:
 class BlockTables:
     """Block tables of the running requests, a row each, kept from step to step: only what changed is written.
 
-    Two more rows stand for no request: one of NULL blocks to read, one of TRASH blocks to write. The tensor stays on
-    the CPU; a step sends the part that it needs.
+    Row 0 stands for no request: all NULL. The tensor stays on the CPU; a step sends the part that it needs.
     """
 
-    NULL_ROW, TRASH_ROW = 0, 1
+    NULL_ROW = 0
 
     def __init__(self, kv: KVTensors) -> None:
         self.kv = kv
@@ -52,7 +51,7 @@ class BlockTables:
         self._known: dict[int, list[int]] = {}
         self._free: list[int] = []
         self.tensor = torch.empty(0, 0, dtype=torch.int64)  # (rows, width)
-        self._grow(num_rows=2 + 16, width=32)
+        self._grow(num_rows=1 + 16, width=32)
 
     def rows(self, scheduled: Sequence[ScheduledRequest]) -> list[int]:
         """Bring these requests' tables up to date; answers with their rows of `tensor`."""
@@ -96,8 +95,7 @@ class BlockTables:
         old, rows_before = self.tensor, self.tensor.shape[0]
         self.tensor = torch.full((num_rows, width), self.kv.null_block, dtype=torch.int64)
         self.tensor[:rows_before, : old.shape[1]] = old
-        self.tensor[self.TRASH_ROW] = self.kv.trash_block
-        self._free += range(max(rows_before, 2), num_rows)
+        self._free += range(max(rows_before, 1), num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +118,14 @@ class _Piece:
         return len(self.token_ids) == 1 and self.num_padding == 0
 
 
-def pack(plan: StepPlan, tables: BlockTables, device: torch.device) -> PackedPass:
-    """All of a step in one pass."""
+def pack(plan: StepPlan, tables: BlockTables, device: torch.device) -> PackedPass | None:
+    """All of a step in one pass; None when it computes nothing."""
     return _pack(_pieces(plan, tables), plan.num_inactive_rows, tables, device)
 
 
-def pack_by_role(plan: StepPlan, tables: BlockTables, device: torch.device) -> tuple[PackedPass, PackedPass]:
+def pack_by_role(
+    plan: StepPlan, tables: BlockTables, device: torch.device
+) -> tuple[PackedPass | None, PackedPass | None]:
     """Two passes, to be computed in this order: the prompts' tokens, then the answers' tokens.
 
     For a model that has two forms of its weights. Which of them computes a token must not depend on who else is in
@@ -134,15 +134,16 @@ def pack_by_role(plan: StepPlan, tables: BlockTables, device: torch.device) -> t
     """
     prompts, answers = [], []
     for piece in _pieces(plan, tables):
-        cut = max(0, min(len(piece.token_ids), piece.scheduled.request.num_prompt_tokens - piece.start))
-        has_answer = cut < len(piece.token_ids)
-        if cut or not has_answer:
-            tokens, padding = piece.token_ids[:cut], 0 if has_answer else piece.num_padding
-            samples = piece.samples and not has_answer
-            prompts.append(_Piece(piece.scheduled, piece.table_row, piece.start, tokens, padding, samples))
-        if has_answer:
-            tokens, start = piece.token_ids[cut:], piece.start + cut
-            answers.append(_Piece(piece.scheduled, piece.table_row, start, tokens, piece.num_padding, piece.samples))
+        cut = piece.scheduled.request.num_prompt_tokens - piece.start
+        if not piece.token_ids or cut >= len(piece.token_ids):
+            prompts.append(piece)
+        elif cut <= 0:
+            answers.append(piece)
+        else:
+            s, tokens = piece.scheduled, piece.token_ids
+            prompts.append(_Piece(s, piece.table_row, piece.start, tokens[:cut], 0, False))
+            start = piece.start + cut
+            answers.append(_Piece(s, piece.table_row, start, tokens[cut:], piece.num_padding, piece.samples))
     return _pack(prompts, 0, tables, device), _pack(answers, plan.num_inactive_rows, tables, device)
 
 
@@ -155,39 +156,38 @@ def _pieces(plan: StepPlan, tables: BlockTables) -> list[_Piece]:
     ]
 
 
-def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables, device: torch.device) -> PackedPass:
+def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables, device: torch.device) -> PackedPass | None:
     """Rows in order: inactive slots and decode rows by falling length, then chunks with their padding."""
+    if not pieces and not num_inactive:
+        return None
+    kv = tables.kv
     decode = sorted((p for p in pieces if p.is_decode), key=lambda p: -p.length)
-    token_ids = [0] * num_inactive + [p.token_ids[0] for p in decode]
-    positions = [0] * num_inactive + [p.start for p in decode]
-    write_rows = [tables.TRASH_ROW] * num_inactive + [p.table_row for p in decode]
-    sampled = [(num_inactive + i, p.scheduled) for i, p in enumerate(decode) if p.samples]
-    groups = _decode_groups(decode, num_inactive, tables, device)
-
-    chunks = []
-    for p in pieces:
-        if p.is_decode:
-            continue
-        width = table_width(p.length, tables.kv.block_size)
-        table = tables.tensor[p.table_row if p.length else tables.NULL_ROW, :width].to(device)
-        chunks.append(Chunk(len(token_ids), p.start, len(p.token_ids), p.num_padding, table))
+    token_ids, positions, slots = [0] * num_inactive, [0] * num_inactive, [kv.trash_slot] * num_inactive
+    sampled, chunks = [], []
+    for p in decode + [p for p in pieces if not p.is_decode]:
+        if not p.is_decode:
+            width = table_width(p.length, kv.block_size)
+            table = tables.tensor[p.table_row if p.length else tables.NULL_ROW, :width].to(device)
+            chunks.append(Chunk(len(token_ids), p.start, len(p.token_ids), p.num_padding, table))
         if p.samples:
             sampled.append((len(token_ids) + len(p.token_ids) - 1, p.scheduled))
-        token_ids += [*p.token_ids, *([0] * p.num_padding)]
-        positions += [*range(p.start, p.length), *([max(0, p.length - 1)] * p.num_padding)]
-        write_rows += [p.table_row] * len(p.token_ids) + [tables.TRASH_ROW] * p.num_padding
+        token_ids += p.token_ids
+        positions += range(p.start, p.length)
+        slots += kv.slots(p.scheduled.block_ids, p.start, p.length)
+        if p.num_padding:
+            token_ids += [0] * p.num_padding
+            positions += [max(0, p.length - 1)] * p.num_padding
+            slots += [kv.trash_slot] * p.num_padding
 
-    numbers = torch.tensor((token_ids, positions, write_rows), dtype=torch.int64)  # (3, N)
-    blocks = tables.tensor[numbers[2], numbers[1] // tables.kv.block_size]  # (N,)
-    token_tensor, position_tensor, _ = numbers.to(device, non_blocking=True)
-    slot_rows = tables.kv.slot_rows(blocks.to(device), position_tensor % tables.kv.block_size)
+    numbers = torch.tensor((token_ids, positions, slots), dtype=torch.int64).to(device, non_blocking=True)  # (3, N)
+    token_tensor, position_tensor, slot_tensor = numbers.unbind()
     return PackedPass(
         token_tensor,
         position_tensor,
-        slot_rows,
-        tuple(groups),
+        kv.slot_rows(slot_tensor),
+        tuple(_decode_groups(decode, num_inactive, tables, device)),
         tuple(chunks),
-        torch.tensor([row for row, _ in sampled], dtype=torch.int64, device=device),
+        torch.tensor([row for row, _ in sampled], dtype=torch.int64).to(device, non_blocking=True),
         tuple(s for _, s in sampled),
     )
 

@@ -85,11 +85,11 @@ class TorchRunner:
     def passes(self, plan: StepPlan) -> list[tuple[Model, PackedPass]]:
         """What to compute with which form of the weights, in order; a pass without rows is left out."""
         if self.answer_form is None:
-            passes = [(self.model, pack(plan, self.tables, self.device))]
+            packed: list[tuple[Model, PackedPass | None]] = [(self.model, pack(plan, self.tables, self.device))]
         else:
             prompts, answers = pack_by_role(plan, self.tables, self.device)
-            passes = [(self.model, prompts), (self.answer_form, answers)]
-        return [(model, one) for model, one in passes if len(one.token_ids)]
+            packed = [(self.model, prompts), (self.answer_form, answers)]
+        return [(model, one) for model, one in packed if one is not None]
 
     def hidden(self, model: Model, one: PackedPass) -> Tensor:
         """Run one pass: hidden states of all its rows (N, hidden). Its keys and values are stored."""

@@ -100,7 +100,7 @@ class _DecodeRead:
         num_rows, width = group.tables.shape
         self.rows = slice(group.first_row, group.first_row + num_rows)
         self.num_slots = width * kv.block_size
-        self.ids = _row_ids(kv, group.tables)  # (R * Hkv * B,)
+        self.ids = kv.block_rows(group.tables)  # (R * Hkv * B,)
         slots = torch.arange(self.num_slots, device=group.tables.device)
         hidden = slots >= group.lengths[:, None]  # (R, T)
         mask = _minus_infinity(hidden, kv.storage.dtype)
@@ -118,12 +118,13 @@ class _DecodeRead:
 class _TileRead:
     """Up to 128 queries of one request. What lies wholly in the future is not even read."""
 
-    def __init__(self, kv: KVTensors, rows: slice, table: Tensor, positions: Tensor) -> None:
+    def __init__(self, kv: KVTensors, rows: slice, table: Tensor, first_position: int, positions: Tensor) -> None:
         self.rows = rows
         self.num_kv_heads, self.num_slots = kv.num_kv_heads, len(table) * kv.block_size
-        self.ids = _row_ids(kv, table[None])  # (Hkv * B,)
-        slots = torch.arange(self.num_slots, device=table.device)
-        self.mask = _minus_infinity(slots > positions[:, None], kv.storage.dtype)  # (M, T)
+        self.ids = kv.block_rows(table[None])  # (Hkv * B,)
+        self.first_masked = min(first_position, self.num_slots - 1)
+        slots = torch.arange(self.first_masked, self.num_slots, device=table.device)
+        self.mask = _minus_infinity(slots > positions[:, None], kv.storage.dtype)  # (M, T - first_masked)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         num_queries, num_heads, head_dim = q.shape
@@ -131,7 +132,7 @@ class _TileRead:
         v = values.index_select(0, self.ids).view(-1, self.num_slots, head_dim)
         query = q.view(num_queries, self.num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # (Hkv, G, M, D)
         scores = torch.bmm(query.reshape(self.num_kv_heads, -1, head_dim), k.transpose(1, 2))  # (Hkv, G * M, T)
-        scores.view(-1, num_queries, self.num_slots).add_(self.mask)
+        scores.view(-1, num_queries, self.num_slots)[..., self.first_masked :].add_(self.mask)
         out = _weighted_sum(torch.softmax(scores, dim=-1), v)  # (Hkv, G * M, D)
         return out.view(num_heads, num_queries, head_dim).transpose(0, 1).reshape(num_queries, -1)
 
@@ -144,13 +145,8 @@ def _tiles(kv: KVTensors, chunk: Chunk) -> Iterator[_TileRead]:
         positions = torch.arange(chunk.start + first, chunk.start + stop, device=chunk.table.device).clamp_(max=last)
         num_slots = min(chunk.start + stop - 1, last) + 1
         rows = slice(chunk.first_row + first, chunk.first_row + stop)
-        yield _TileRead(kv, rows, chunk.table[: table_width(num_slots, kv.block_size)], positions)
-
-
-def _row_ids(kv: KVTensors, tables: Tensor) -> Tensor:
-    """Block tables (R, B) -> rows of a layer's keys, head after head of each request: (R * Hkv * B,)."""
-    heads = torch.arange(kv.num_kv_heads, device=tables.device)
-    return (tables[:, None, :] * kv.num_kv_heads + heads[:, None]).reshape(-1)
+        table = chunk.table[: table_width(num_slots, kv.block_size)]
+        yield _TileRead(kv, rows, table, min(chunk.start + first, last), positions)
 
 
 def _minus_infinity(where: Tensor, dtype: torch.dtype) -> Tensor:

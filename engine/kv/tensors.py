@@ -48,7 +48,7 @@ class KVTensors:
         self.values = [self.storage[layer, 1] for layer in range(num_layers)]
         self._key_slots = [keys.view(-1, head_dim) for keys in self.keys]  # a row for each (block, head, slot)
         self._value_slots = [values.view(-1, head_dim) for values in self.values]
-        self._head_ids = torch.arange(num_kv_heads, device=self.storage.device)
+        self.head_ids = torch.arange(num_kv_heads, device=self.storage.device)  # (H,)
         self.clear([self.null_block, self.trash_block])
 
     @property
@@ -73,9 +73,26 @@ class KVTensors:
         for c, values in zip(copies, kept, strict=True):
             self._by_block[:, :, c.dst, :, : c.num_tokens] = values
 
-    def slot_rows(self, block_ids: Tensor, offsets: Tensor) -> Tensor:
-        """Where `write` puts token n: slot `offsets[n]` of block `block_ids[n]`, a row for each head. (N, H)"""
-        return (block_ids[:, None] * self.num_kv_heads + self._head_ids) * self.block_size + offsets[:, None]
+    def slots(self, block_ids: Sequence[int], start: int, stop: int) -> list[int]:
+        """The numbers, for `slot_rows`, of the slots of positions `start` to `stop` under this block table."""
+        size, found = self.block_size, list[int]()
+        for index in range(start // size, -(-stop // size)):
+            first = (block_ids[index] * self.num_kv_heads - index) * size  # where position 0 would be
+            found += range(first + max(start, index * size), first + min(stop, (index + 1) * size))
+        return found
+
+    @property
+    def trash_slot(self) -> int:
+        """A slot that unwanted tokens may be written to."""
+        return self.trash_block * self.num_kv_heads * self.block_size
+
+    def slot_rows(self, slots: Tensor) -> Tensor:
+        """Where `write` puts N tokens: `slots` (N,) are those of the first head -> (N, H), a row for each head."""
+        return slots[:, None] + self.head_ids * self.block_size
+
+    def block_rows(self, tables: Tensor) -> Tensor:
+        """Block tables (R, B) -> rows of `keys` and `values`, head after head of each table: (R * H * B,)."""
+        return (tables[:, None, :] * self.num_kv_heads + self.head_ids[:, None]).reshape(-1)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slot_rows: Tensor) -> None:
         """Store keys and values of N tokens, each `(N, H, D)`, at the rows from `slot_rows`."""

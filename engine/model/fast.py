@@ -21,11 +21,11 @@ from engine.model.rope import inverse_frequencies
 
 @dataclass(frozen=True, slots=True)
 class FastLayer:
-    """One layer's weights. Gains are RMS norms' weights, as `gain` makes them; `q_gain` and `k_gain` are Qwen3's."""
+    """One layer's weights. Gains are the weights of RMS norms (see `rms_norm`); `q_gain` and `k_gain` are Qwen3's."""
 
     qkv: Linear  # hidden -> (H + 2 Hkv) * D
     o: Linear
-    gate_up: Linear  # hidden -> 2 * intermediate
+    gated: Linear  # hidden -> intermediate: silu(gate) * up
     down: Linear
     input_gain: Tensor
     post_attention_gain: Tensor
@@ -60,7 +60,7 @@ class FastLlama:
         """token_ids (N,) at positions (N,) of their own sequences -> hidden states (N, hidden) after the last norm."""
         config, eps = self.config, self.config.rms_norm_eps
         num_rows, num_heads, num_kv_heads = len(token_ids), config.num_attention_heads, config.num_key_value_heads
-        num_rotated, width = num_heads + num_kv_heads, config.intermediate_size
+        num_rotated = num_heads + num_kv_heads
         x = F.embedding(token_ids, self.embedding)  # (N, hidden)
         cos, sin = self._rotary(positions, x.dtype)  # (N, 1, D)
         for number, layer in enumerate(self.layers):
@@ -72,8 +72,7 @@ class FastLlama:
             qk = rotate(qk, cos, sin)
             attended = attend(number, qk[:, :num_heads], qk[:, num_heads:], v)  # (N, H * D)
             x = x + layer.o(attended)
-            gate_up = layer.gate_up(rms_norm(x, layer.post_attention_gain, eps))  # (N, 2 * intermediate)
-            x = x + layer.down(F.silu(gate_up[:, :width]).mul_(gate_up[:, width:]))
+            x = x + layer.down(layer.gated(rms_norm(x, layer.post_attention_gain, eps)))
         return rms_norm(x, self.last_gain, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,7 +82,7 @@ class FastLlama:
     @property
     def nbytes(self) -> int:
         """Memory of all weights, those of `answer_form` included, in bytes."""
-        linears = [linear for one in self.layers for linear in (one.qkv, one.o, one.gate_up, one.down)]
+        linears = [linear for one in self.layers for linear in (one.qkv, one.o, one.gated, one.down)]
         own = sum(linear.nbytes for linear in linears)
         other = self.answer_form.nbytes - self.embedding.nbytes - self.head.nbytes if self.answer_form else 0
         return own + other + self.embedding.nbytes + self.head.nbytes
@@ -108,16 +107,17 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, rolled, signed_sin)
 
 
-def gain(weight: Tensor) -> Tensor:
-    """An RMS norm's weight in the form that `rms_norm` wants on this device."""
-    return weight if weight.is_cuda else torch.cat((weight, weight))
+def gain_for_few_rows(weight: Tensor) -> Tensor:
+    """An RMS norm's weight in the form with which `rms_norm` is fast for few rows on a CPU."""
+    return torch.cat((weight, weight))
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """RMS norm over the last dimension, K wide.
 
-    On a CPU torch composes it of many operators, but has a fused layer norm; and the layer norm of (x, -x), whose mean
-    is 0 and whose variance is the mean square of x, is the RMS norm of x beside its negative.
+    On a CPU torch composes it of many operators, which is slow for few rows; but it has a fused layer norm, and the
+    layer norm of (x, -x), whose mean is 0 and whose variance is the mean square of x, is the RMS norm of x beside its
+    negative. Which of the two is computed depends on the gain's form alone, not on the number of rows.
     """
     width = x.shape[-1]
     if gain.shape[0] == width:

@@ -51,22 +51,23 @@ class OneDNNLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.nbytes = weight.nbytes
         self.bias = bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16).contiguous(), 8)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16).contiguous(), 8)
         self._apply = torch.ops.mkldnn._linear_pointwise.default
         key = (weight.shape[0], weight.shape[1], torch.get_num_threads())
         if key not in _SINGLE_ROW_DIFFERS:
             x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-            _SINGLE_ROW_DIFFERS[key] = not torch.equal(self._product(x[:1]), self._product(x)[:1])
+            _SINGLE_ROW_DIFFERS[key] = not torch.equal(self.product(x[:1]), self.product(x)[:1])
         self._pads_single_row = _SINGLE_ROW_DIFFERS[key]
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear; x is bfloat16."""
         if self._pads_single_row and x.shape[0] == 1:
-            return self._product(x.expand(2, -1).contiguous())[:1]
-        return self._product(x)
+            return self.product(x.expand(2, -1).contiguous())[:1]
+        return self.product(x)
 
-    def _product(self, x: Tensor) -> Tensor:
-        result: Tensor = self._apply(x, self._packed, self.bias, "none", [], "")
+    def product(self, x: Tensor, then: str = "none") -> Tensor:
+        """The bare operator; `then` is applied to the result, for example "swish"."""
+        result: Tensor = self._apply(x, self.packed, self.bias, then, [], "")
         return result
 
 
@@ -97,6 +98,38 @@ class Int4Linear:
         """See Linear; x is bfloat16."""
         out = torch._weight_int4pack_mm_for_cpu(x, self._packed, INT4_GROUP, self._scales_and_zeros)
         return out if self.bias is None else out.add_(self.bias)
+
+
+class GatedLinear:
+    """SwiGLU's first half, silu(x @ gate.T) * (x @ up.T), from one product with both matrices one below the other."""
+
+    def __init__(self, gate_up: Linear, width: int) -> None:
+        """`width` is that of the gate: the first half of what `gate_up` answers."""
+        self._gate_up, self._width = gate_up, width
+        self.nbytes = gate_up.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (M, K) -> (M, width)."""
+        both = self._gate_up(x)  # (M, 2 * width)
+        return F.silu(both[:, : self._width]).mul_(both[:, self._width :])
+
+
+class OneDNNGatedLinear:
+    """The same as two products, with silu and the multiplication done on their results while these are in registers.
+
+    Faster for the many rows of a prompt, slower for a few, which pay for the second call.
+    """
+
+    def __init__(self, gate: OneDNNLinear, up: OneDNNLinear) -> None:
+        self._gate, self._up = gate, up
+        self.nbytes = gate.nbytes + up.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (M, K) -> (M, width)."""
+        rows = x if x.shape[0] > 1 else x.expand(2, -1).contiguous()  # as in OneDNNLinear
+        gate = self._gate.product(rows, "swish")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, gate, self._up.packed, self._up.bias, "mul")
+        return result[: x.shape[0]]
 
 
 def int4_fits(num_rows: int, num_columns: int) -> bool:

@@ -17,10 +17,12 @@ from torch import Tensor
 from engine.model.checkpoint import Weights, check_names_and_shapes, empty_model, open_weights
 from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
-from engine.model.fast import FastLayer, FastLlama, gain
+from engine.model.fast import FastLayer, FastLlama, gain_for_few_rows
 from engine.model.linears import (
+    GatedLinear,
     Int4Linear,
     Linear,
+    OneDNNGatedLinear,
     OneDNNLinear,
     PlainLinear,
     has_int4_linear,
@@ -91,64 +93,85 @@ def _as_gguf(weights: Weights) -> GGUFFile | None:
 
 
 class _Assembly:
-    """Reads tensors and puts them together, one matrix at a time."""
+    """Reads tensors and puts them together, one matrix at a time.
+
+    Layers that compute answers see few rows at a time, those that compute nothing but prompts see many; where the two
+    are different layers, each is arranged for its own.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
-        is_onednn = device.type == "cpu" and dtype == torch.bfloat16 and has_onednn_linear()
-        self.linear: Callable[[Tensor, Tensor | None], Linear] = OneDNNLinear if is_onednn else PlainLinear
+        self.is_onednn = device.type == "cpu" and dtype == torch.bfloat16 and has_onednn_linear()
+        self.linear: Callable[[Tensor, Tensor | None], Linear] = OneDNNLinear if self.is_onednn else PlainLinear
 
     def model(self, with_int4: bool) -> FastLlama:
         """The whole model; with 4-bit layers beside the others as its `answer_form` if asked."""
-        embedding = self._read("embed_tokens.weight")
-        is_tied = self.config.tie_word_embeddings
-        head = self.linear(embedding if is_tied else self._read("lm_head.weight"), None)
-        last_gain = gain(self._read("norm.weight"))
+        config, embedding = self.config, self._read("embed_tokens.weight")
+        head = self.linear(embedding if config.tie_word_embeddings else self._read("lm_head.weight"), None)
         layers, int4_layers = [], []
-        for number in range(self.config.num_hidden_layers):
-            layers.append(self._layer(number))
+        for number in range(config.num_hidden_layers):
+            layers.append(self._layer(number, only_prompts=with_int4))
             if with_int4:
                 int4_layers.append(self._int4_layer(number, layers[-1]))
-        answer_form = FastLlama(self.config, embedding, int4_layers, last_gain, head) if with_int4 else None
-        return FastLlama(self.config, embedding, layers, last_gain, head, answer_form)
+        answer_form = None
+        if with_int4:
+            last_gain = self._gain("norm.weight", only_prompts=False)
+            answer_form = FastLlama(config, embedding, int4_layers, last_gain, head)
+        return FastLlama(config, embedding, layers, self._gain("norm.weight", with_int4), head, answer_form)
 
-    def _layer(self, number: int) -> FastLayer:
+    def _layer(self, number: int, only_prompts: bool) -> FastLayer:
         prefix, c = f"layers.{number}.", self.config
-        scale = 1.0 if c.qk_norm else c.head_dim**-0.5
+        scale = self._query_scale()
         q, q_bias = self._matrix(prefix + "self_attn.q_proj", c.attention_bias)
-        q, q_bias = q * scale, q_bias * scale if q_bias is not None else None
+        scaled = (q * scale, q_bias * scale if q_bias is not None else None)
         rest = [self._matrix(prefix + name, c.attention_bias) for name in ("self_attn.k_proj", "self_attn.v_proj")]
-        gate_up = [self._matrix(prefix + name, c.mlp_bias) for name in ("mlp.gate_proj", "mlp.up_proj")]
-        q_gain = k_gain = None
-        if c.qk_norm:  # the norm would undo a scale in the weights, so its own gain carries it
-            q_gain = gain(self._read(prefix + "self_attn.q_norm.weight") * c.head_dim**-0.5)
-            k_gain = gain(self._read(prefix + "self_attn.k_norm.weight"))
         return FastLayer(
-            qkv=self.linear(*_stacked([(q, q_bias), *rest])),
+            qkv=self.linear(*_stacked([scaled, *rest])),
             o=self.linear(*self._matrix(prefix + "self_attn.o_proj", c.attention_output_bias)),
-            gate_up=self.linear(*_stacked(gate_up)),
+            gated=self._gated(prefix, only_prompts),
             down=self.linear(*self._matrix(prefix + "mlp.down_proj", c.mlp_bias)),
-            input_gain=gain(self._read(prefix + "input_layernorm.weight")),
-            post_attention_gain=gain(self._read(prefix + "post_attention_layernorm.weight")),
-            q_gain=q_gain,
-            k_gain=k_gain,
+            **self._gains(prefix, only_prompts),
         )
 
     def _int4_layer(self, number: int, layer: FastLayer) -> FastLayer:
         """The same layer from the file's blocks; a matrix that isn't stored in 4 bits is shared with `layer`."""
         prefix = f"layers.{number}."
-        scales = (1.0 if self.config.qk_norm else self.config.head_dim**-0.5, 1.0, 1.0)
+        scales = (self._query_scale(), 1.0, 1.0)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        gate_up = self._int4([mlp + "gate_proj", mlp + "up_proj"])
         return FastLayer(
             qkv=self._int4([attention + f"{x}_proj" for x in "qkv"], scales) or layer.qkv,
             o=self._int4([attention + "o_proj"]) or layer.o,
-            gate_up=self._int4([mlp + "gate_proj", mlp + "up_proj"]) or layer.gate_up,
+            gated=GatedLinear(gate_up, self.config.intermediate_size) if gate_up else layer.gated,
             down=self._int4([mlp + "down_proj"]) or layer.down,
-            input_gain=layer.input_gain,
-            post_attention_gain=layer.post_attention_gain,
-            q_gain=layer.q_gain,
-            k_gain=layer.k_gain,
+            **self._gains(prefix, only_prompts=False),
         )
+
+    def _query_scale(self) -> float:
+        """What query weights are multiplied with; Qwen3's norm would undo it, so there the norm's gain carries it."""
+        return 1.0 if self.config.qk_norm else self.config.head_dim**-0.5
+
+    def _gated(self, prefix: str, only_prompts: bool) -> Linear:
+        has_bias = self.config.mlp_bias
+        gate, up = self._matrix(prefix + "mlp.gate_proj", has_bias), self._matrix(prefix + "mlp.up_proj", has_bias)
+        if only_prompts and self.is_onednn:
+            return OneDNNGatedLinear(OneDNNLinear(*gate), OneDNNLinear(*up))
+        return GatedLinear(self.linear(*_stacked([gate, up])), self.config.intermediate_size)
+
+    def _gains(self, prefix: str, only_prompts: bool) -> dict[str, Tensor]:
+        gains = {
+            "input_gain": self._gain(prefix + "input_layernorm.weight", only_prompts),
+            "post_attention_gain": self._gain(prefix + "post_attention_layernorm.weight", only_prompts),
+        }
+        if self.config.qk_norm:
+            q_scale = self.config.head_dim**-0.5
+            gains["q_gain"] = self._gain(prefix + "self_attn.q_norm.weight", only_prompts, q_scale)
+            gains["k_gain"] = self._gain(prefix + "self_attn.k_norm.weight", only_prompts)
+        return gains
+
+    def _gain(self, name: str, only_prompts: bool, scale: float = 1.0) -> Tensor:
+        weight = self._read(name) * scale
+        return weight if only_prompts or self.device.type != "cpu" else gain_for_few_rows(weight)
 
     def _int4(self, names: Sequence[str], scales: Sequence[float] = (1.0, 1.0)) -> Int4Linear | None:
         """These matrices, one below the other and each times its scale, or None if one is not stored in 4 bits."""

@@ -45,9 +45,8 @@ class Setting:
             self.kv.write(0, self.k[i][: row.num_stored], self.v[i][: row.num_stored], slots)
 
     def slot_rows(self, i: int, positions: range, num_padding: int) -> torch.Tensor:
-        blocks = [self.tables[i][p // self.block_size] for p in positions] + [self.kv.trash_block] * num_padding
-        offsets = [p % self.block_size for p in positions] + [0] * num_padding
-        return self.kv.slot_rows(torch.tensor(blocks, dtype=torch.int64), torch.tensor(offsets, dtype=torch.int64))
+        slots = self.kv.slots(self.tables[i], positions.start, positions.stop) + [self.kv.trash_slot] * num_padding
+        return self.kv.slot_rows(torch.tensor(slots, dtype=torch.int64))
 
     def table(self, i: int, num_slots: int) -> torch.Tensor:
         width = table_width(num_slots, self.block_size)

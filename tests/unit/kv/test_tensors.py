@@ -24,7 +24,7 @@ def block(kv: KVTensors, layer: int, block_id: int) -> torch.Tensor:
 def test_a_written_token_lies_in_its_slot_under_every_head() -> None:
     kv = pool(fill=0.0)
     k, v = torch.randn(2, HEADS, DIM), torch.randn(2, HEADS, DIM)
-    kv.write(1, k, v, kv.slot_rows(torch.tensor([3, 0]), torch.tensor([2, 1])))
+    kv.write(1, k, v, kv.slot_rows(torch.tensor([*kv.slots([9, 3], 6, 7), *kv.slots([0], 1, 2)])))
     assert torch.equal(block(kv, 1, 3)[0, :, 2], k[0])
     assert torch.equal(block(kv, 1, 3)[1, :, 2], v[0])
     assert torch.equal(block(kv, 1, 0)[0, :, 1], k[1])
