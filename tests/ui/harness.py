@@ -8,6 +8,7 @@ For looking at them while working on them, and for the browser tests:
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import threading
 import time
@@ -18,15 +19,18 @@ from fastapi import FastAPI, Response
 from engine.scheduling.plan import StepOutput, StepPlan
 from engine.scheduling.sampling_params import SamplingParams
 from engine.serving.service import EngineService
+from engine.serving.simulate import simulate
+from engine.serving.workload import Arrivals, WorkloadSpec, generate
 from engine.settings import EngineSettings
 from engine.simulated_runner import CostModel, SimulatedClock, SimulatedRunner
+from engine.telemetry.record import StepRecord
 from viz import panels
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>panels</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><meta name="viewport" content="width=device-width, initial-scale=1">
 <style>body {{ margin: 0; padding: 16px; font-family: system-ui, sans-serif; background: #f6f7f9 }}
-body.dark {{ background: #0d1117 }}</style></head>
-<body class="{theme}"><main><h1 style="position:absolute;left:-9999px">Panels</h1><h2 style="position:absolute;left:-9999px">Live</h2>
+body.dark {{ background: #0d1117 }} .away {{ position: absolute; left: -9999px }}</style></head>
+<body class="{theme}"><main><h1 class="away">Panels</h1><h2 class="away">Live</h2>
 <div id="here"><div class="engine-panels"></div></div></main>
 <script>
 const element = document.getElementById('here'); window.errors = [];
@@ -62,8 +66,30 @@ def make_app(service: EngineService, theme: str = "") -> FastAPI:
         text = PAGE.format(theme="dark" if dark else "", script=panels.mount_script("live"))
         return Response(text, media_type="text/html")
 
-    panels.register_routes(app, service)
+    feed = panels.register_routes(app, service)
+
+    @app.get("/compare")
+    def compare(dark: bool = False) -> Response:
+        runs = [{"id": feed.add_run(run), "label": label} for label, run in example_runs().items()]
+        script = panels.mount_script("compare").replace("watch('value', () => panels.setValue(props.value)); ", "")
+        text = PAGE.format(
+            theme="dark" if dark else "", script=f"const props = {{value: {{runs: {json.dumps(runs)}}}}};\n" + script
+        )
+        return Response(text, media_type="text/html")
+
     return app
+
+
+def example_runs() -> dict[str, tuple[StepRecord, ...]]:
+    """The scheduler example of the project's beginning: 32 against 20 steps."""
+    lengths = tuple((1, n) for n in (16, 4, 4, 4, 16, 4, 4, 4))
+    workload = generate(WorkloadSpec(num_requests=8, arrivals=Arrivals.AT_ONCE, lengths=lengths))
+    settings = EngineSettings(max_num_seqs=4, num_blocks=64, policy="static", kv_layout="contiguous")
+    other = settings.changed({"policy": "mixed", "kv_layout": "paged"})
+    return {
+        "A: static, contiguous": simulate(workload, settings).records,
+        "B: continuous, paged": simulate(workload, other).records,
+    }
 
 
 def keep_busy(service: EngineService, rate: float, seed: int = 1) -> None:

@@ -21,7 +21,8 @@ export function loadPlotly(base = document.baseURI) {
 
 /** The stretch of time that all charts of the page show; null follows the newest step. */
 export class TimeRange {
-  constructor() {
+  constructor(views) {
+    this.views = views;
     this.zoomed = null;
     this.version = 0; // charts take the shared range over their own when this changes
     this.listeners = new Set();
@@ -33,13 +34,14 @@ export class TimeRange {
     for (const listener of this.listeners) listener();
   }
 
-  /** [from, to] for a view. */
-  of(view) {
+  /** [from, to] in seconds: all of a run (the longest one), the last minute of a live engine. */
+  now() {
     if (this.zoomed) return this.zoomed;
-    const { frames, last } = view.history;
-    if (!last) return [0, 1];
-    if (view.source.isRun) return [Math.min(0, frames[0].t), this.end ?? last.end];
-    return [Math.max(frames[0].t, last.end - FOLLOW_S), last.end];
+    const histories = this.views.map(({ history }) => history).filter(({ last }) => last);
+    if (!histories.length) return [0, 1];
+    const to = Math.max(...histories.map(({ last }) => last.end));
+    const from = Math.min(...histories.map(({ frames }) => frames[0].t));
+    return [this.views[0].source.isRun ? from : Math.max(from, to - FOLLOW_S), to];
   }
 }
 
@@ -97,8 +99,7 @@ export class Chart {
 
   layout(layout, width) {
     const { theme, cursor } = this.view;
-    this.asked = this.range.of(this.view);
-    const time = this.axis({ fixedrange: false, uirevision: this.range.version, range: [...this.asked], ticksuffix: " s" });
+    const time = this.axis({ fixedrange: false, uirevision: this.range.version, range: this.range.now(), ticksuffix: " s" });
     const { xaxis, yaxis, shapes = [], ...rest } = layout;
     const frame = this.view.frame;
     const line = frame && this.hasTime && !cursor.isLive ? [this.line(frame.t + frame.duration / 2, withAlpha(theme.accent, 0.9))] : [];
@@ -113,18 +114,11 @@ export class Chart {
       hovermode: "x unified",
       showlegend: false, // each panel has its own, in the page's type
       uirevision: "keep",
-      transition: { duration: 0 },
       xaxis: this.hasTime ? { ...time, ...xaxis } : this.axis(xaxis),
       yaxis: this.axis(yaxis),
       shapes: [...shapes, ...line],
       ...rest,
     };
-  }
-
-  /** Whether a range is the one that was last drawn: Plotly also reports those, not only what a person did. */
-  isAsked(from, to) {
-    const [a, b] = this.asked;
-    return Math.abs(from - a) + Math.abs(to - b) < 1e-6 * Math.max(1, b - a);
   }
 
   line(x, color) {
@@ -135,7 +129,7 @@ export class Chart {
     if (!this.hasTime) return;
     this.element.on("plotly_relayout", (change) => {
       const [from, to] = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (typeof from === "number" && typeof to === "number" && !this.isAsked(from, to)) this.range.set([from, to]);
+      if (typeof from === "number" && typeof to === "number") this.range.set([from, to]);
     });
     this.element.on("plotly_doubleclick", () => this.range.set(null));
     this.element.on("plotly_click", ({ points }) => {

@@ -34,9 +34,17 @@ export class Panel {
     this.body = el("div", { class: "ep-body" });
     this.tableBox = el("div", { class: "ep-table-box", id: `${id}-table`, hidden: true, tabindex: "0", role: "region", "aria-label": `${title} as a table` });
     this.button = el("button", { type: "button", class: "ep-link", "aria-expanded": "false", "aria-controls": `${id}-table`, onclick: () => this.toggle() }, "Table");
-    const head = el("div", { class: "ep-panel-head" }, this.heading, el("span", { class: "ep-question" }, question), this.button);
+    this.question = el("span", { class: "ep-question" }, question);
+    const head = el("div", { class: "ep-panel-head" }, this.heading, this.question, this.button);
     this.root = el("section", { class: `ep-panel ep-${name}`, "aria-labelledby": id }, head, this.headline, this.body, this.tableBox);
     this.getTable = null; // () → {head: [...], rows: [[...]]}
+  }
+
+  /** Say which of two compared runs this panel shows. */
+  nameRun(title) {
+    this.question.className = "ep-run";
+    this.question.textContent = title;
+    this.button.setAttribute("aria-label", `Table of ${title}`);
   }
 
   toggle() {

@@ -1,27 +1,9 @@
-// Mounts the panels into an element and keeps them up to date: canvases with every answer of the feed, charts once a
-// second, nothing at all for what cannot be seen.
+// The browser code's door: mounts panels into an element of the page.
 
+import { boardOf, boardOfTwo } from "./boards.js";
 import { Cursor } from "./cursor.js";
-import { el, tooltip } from "./dom.js";
-import { TimeRange } from "./chart.js";
-import { Anatomy } from "./panels/anatomy.js";
-import { BlockTable } from "./panels/blocktable.js";
-import { FirstToken } from "./panels/firsttoken.js";
-import { Gantt } from "./panels/gantt.js";
-import { Grid } from "./panels/grid.js";
-import { Latency } from "./panels/latency.js";
-import { Memory } from "./panels/memory.js";
-import { Requests } from "./panels/requests.js";
-import { Strip } from "./panels/strip.js";
-import { Tiles } from "./panels/tiles.js";
-import { Why } from "./panels/why.js";
-import { LiveSource } from "./source.js";
-import { readTheme } from "./theme.js";
-import { TopBar } from "./topbar.js";
-import { View } from "./view.js";
-
-const CHARTS_MS = 1000;
-const GLOW_MS = 120;
+import { el } from "./dom.js";
+import { LiveSource, RunSource } from "./source.js";
 
 const shared = { cursor: new Cursor(), live: null, words: null, style: null };
 
@@ -39,124 +21,6 @@ function loadStyle() {
   return shared.style;
 }
 
-/** All panels of one source, in one element. */
-export class Dashboard {
-  constructor(element, source, words, { cursor = shared.cursor, range = new TimeRange() } = {}) {
-    this.view = new View(source, cursor, words);
-    this.element = element;
-    const view = this.view;
-    this.top = new TopBar(view);
-    this.fast = [this.top, new Tiles(view), new Requests(view), new Strip(view), new Why(view), new Grid(view), new BlockTable(view)];
-    this.slow = [new Memory(view, range), new Latency(view, range), new Gantt(view, range), new FirstToken(view, range), new Anatomy(view, range)];
-    this.root = el("div", { class: "ep-dashboard", role: "region", "aria-label": "Live view of the engine", onkeydown: (event) => this.key(event) });
-    this.root.append(...[...this.fast, ...this.slow].map((panel) => panel.root));
-    element.replaceChildren(this.root);
-    this.listen(source, cursor);
-    this.readTheme();
-    this.draw();
-  }
-
-  listen(source, cursor) {
-    this.stops = [source.subscribe(() => this.soon()), cursor.subscribe(() => this.soon(true))];
-    this.seen = new Set();
-    this.sight = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        if (entry.isIntersecting) this.seen.add(entry.target);
-        else this.seen.delete(entry.target);
-      }
-      this.soon(true);
-    }, { rootMargin: "100px" });
-    for (const panel of [...this.fast, ...this.slow]) this.sight.observe(panel.root);
-    let width = 0;
-    this.size = new ResizeObserver(() => {
-      if (this.root.clientWidth === width) return; // heights change by drawing: that would never end
-      width = this.root.clientWidth;
-      this.soon(true);
-    });
-    this.size.observe(this.root);
-    this.themes = new MutationObserver(() => {
-      this.readTheme();
-      this.soon(true);
-    });
-    this.themes.observe(document.body, { attributes: true, attributeFilter: ["class"] });
-    this.timer = setInterval(() => this.tick(), CHARTS_MS);
-  }
-
-  readTheme() {
-    this.view.theme = readTheme(this.root);
-  }
-
-  /** Draw at the next frame of the screen, once however many asked. */
-  soon(withCharts = false) {
-    this.wantsCharts ||= withCharts;
-    if (this.isAsked) return;
-    this.isAsked = true;
-    requestAnimationFrame(() => {
-      this.isAsked = false;
-      this.draw();
-    });
-  }
-
-  isSeen(panel) {
-    return panel.root.offsetParent !== null && (this.seen.has(panel.root) || this.seen.size === 0);
-  }
-
-  draw() {
-    if (!this.element.isConnected) return this.end();
-    if (this.root.offsetParent === null) return;
-    for (const panel of this.fast) if (panel === this.top || this.isSeen(panel)) panel.draw();
-    if (this.wantsCharts) this.drawCharts();
-    this.keepGlowing();
-  }
-
-  drawCharts() {
-    this.wantsCharts = false;
-    for (const chart of this.slow) if (this.isSeen(chart)) chart.draw();
-  }
-
-  tick() {
-    if (!this.element.isConnected) return this.end();
-    if (document.hidden || this.root.offsetParent === null) return;
-    const newest = this.view.history.newest;
-    if (newest !== this.charted) this.drawCharts();
-    this.charted = newest;
-    for (const { panel } of [...this.fast, ...this.slow]) panel?.drawTable();
-  }
-
-  /** Let the glow of changed blocks fade even when no step follows. */
-  keepGlowing() {
-    const grid = this.fast.find((panel) => panel instanceof Grid);
-    if (!grid.glow.size || this.glowing) return;
-    this.glowing = setTimeout(() => {
-      this.glowing = null;
-      if (this.isSeen(grid)) grid.draw();
-      this.keepGlowing();
-    }, GLOW_MS);
-  }
-
-  key(event) {
-    if (event.target.closest("input, textarea, select, .ep-table-box") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const actions = {
-      ArrowLeft: () => this.top.move(-1),
-      ArrowRight: () => this.top.move(1),
-      Home: () => this.top.goTo(this.view.history.oldest),
-      End: () => this.view.cursor.set({ time: null }),
-      Escape: () => this.view.cursor.set({ selected: null }),
-    };
-    if (!actions[event.key]) return;
-    event.preventDefault();
-    actions[event.key]();
-  }
-
-  end() {
-    clearInterval(this.timer);
-    clearTimeout(this.glowing);
-    for (const stop of this.stops) stop();
-    for (const observer of [this.sight, this.size, this.themes]) observer.disconnect();
-    tooltip.hide();
-  }
-}
-
 /** A click on anything that names a request (`data-request`, or a link to `#request-12`) selects it everywhere. */
 function listenForSelection(cursor) {
   document.addEventListener("click", (event) => {
@@ -172,14 +36,47 @@ function listenForSelection(cursor) {
   });
 }
 
-/** Draw the panels into `element`; answers with the dashboard. */
-export async function mount(element, { kind = "live", base = document.baseURI } = {}) {
+/** The panels of this server's engine in `element`. All live panels of a page share one feed and one selection. */
+async function mountLive(element, base) {
   const [words] = await Promise.all([loadWords(base), loadStyle()]);
   if (!shared.live) {
     shared.live = new LiveSource(base);
     listenForSelection(shared.cursor);
   }
-  const dashboard = new Dashboard(element, shared.live, words);
-  element.dashboard = dashboard;
-  return dashboard;
+  return boardOf(element, shared.live, words, shared.cursor);
+}
+
+/** A place for finished runs: `show([{id, label}, …])` draws one run, or two side by side; none clears it. */
+class Runs {
+  constructor(element, base) {
+    Object.assign(this, { element, base, shown: "[]" });
+  }
+
+  async show(runs) {
+    const key = JSON.stringify(runs.map(({ id }) => id));
+    if (key === this.shown) return;
+    this.shown = key;
+    this.board?.end();
+    this.element.replaceChildren();
+    if (!runs.length) return;
+    try {
+      const loads = runs.slice(0, 2).map(({ id, label }) => RunSource.load(id, label, this.base));
+      const [words, , ...sources] = await Promise.all([loadWords(this.base), loadStyle(), ...loads]);
+      if (key !== this.shown) return; // another comparison has come meanwhile
+      this.board = sources.length > 1 ? boardOfTwo(this.element, sources, words) : boardOf(this.element, sources[0], words, new Cursor());
+    } catch (error) {
+      this.element.replaceChildren(el("p", { role: "alert" }, `The runs could not be shown: ${error.message}`));
+    }
+  }
+}
+
+/** `kind` "live" draws at once; "compare" waits for `setValue({runs: [{id, label}, …]})`. */
+export async function mount(element, { kind = "live", base = document.baseURI } = {}) {
+  if (kind === "compare") {
+    const runs = new Runs(element, base);
+    return { setValue: (value) => runs.show(value?.runs ?? []) };
+  }
+  const board = await mountLive(element, base);
+  element.board = board;
+  return board;
 }

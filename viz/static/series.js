@@ -78,7 +78,7 @@ export function ttftParts(life) {
 
 /** Lives whose first token came in the stretch of time in sight, in order. */
 export function firstTokens(view, range) {
-  const [from, to] = range.of(view);
+  const [from, to] = range.now();
   const came = [...view.history.lives.all.values()].filter((life) => life.ttft !== null && life.firstTokenAt >= from && life.firstTokenAt <= to + 1e-6);
   return came.sort((a, b) => a.firstTokenAt - b.firstTokenAt);
 }

@@ -134,7 +134,8 @@ export class RunSource extends Source {
     super();
     this.title = title;
     this.isRun = true;
-    this.take(answer);
+    const start = answer.steps[0]?.t ?? 0; // so that runs can be laid side by side
+    this.take({ ...answer, steps: answer.steps.map((step) => ({ ...step, t: step.t - start })) });
   }
 
   static async load(id, title, base = document.baseURI) {

@@ -4,8 +4,9 @@ import { el, setText } from "./dom.js";
 import { number, seconds } from "./words.js";
 
 export class TopBar {
-  constructor(view) {
+  constructor(view, { what = null } = {}) {
     this.view = view;
+    this.whatElse = what;
     this.status = el("span", { class: "ep-status", role: "status" });
     this.what = el("span", { class: "ep-what" });
     const button = (text, name, action) => el("button", { type: "button", class: "ep-icon", "aria-label": name, title: name, onclick: action }, text);
@@ -40,7 +41,7 @@ export class TopBar {
       setText(this.where, "no step yet");
       return;
     }
-    setText(this.what, this.whatWords(frame));
+    setText(this.what, this.whatElse ?? this.whatWords(frame));
     this.slider.min = history.oldest;
     this.slider.max = history.newest;
     this.slider.value = frame.step;

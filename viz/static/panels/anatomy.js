@@ -27,7 +27,7 @@ export class Anatomy {
   draw() {
     const { frame, theme, history } = this.view;
     if (!frame) return null;
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const frames = thinned(between(history, from, to), from, to, 240);
     const traces = ORDER.map((name) => ({
       type: "scatter", mode: "lines", name: NAMES[name], ...withPauses(frames, (f) => (f.times[TIMES.indexOf(name)] ?? 0) * 1000), stackgroup: "step",
@@ -47,7 +47,7 @@ export class Anatomy {
   }
 
   table() {
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const rows = thinned(between(this.view.history, from, to), from, to, 20).map((f) => [f.step, ...TIMES.map((_, i) => seconds(f.times[i] ?? 0)), seconds(f.duration)]);
     return { head: ["Step", ...TIMES.map((name) => NAMES[name]), "Whole step"], rows };
   }

@@ -35,7 +35,7 @@ export class Gantt {
   }
 
   lives() {
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const seen = [...this.view.history.lives.all.values()].filter((life) => {
       const last = life.segments[life.segments.length - 1];
       return last && last.to >= from && life.segments[0].from <= to;
@@ -48,7 +48,7 @@ export class Gantt {
   draw() {
     if (!this.view.frame) return null;
     const lives = this.lives();
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const letters = lives.map((life) => label(life.id));
     this.chart.height = 44 + Math.max(6, lives.length) * 17;
     setText(this.panel.headline, this.words(lives));

@@ -30,7 +30,7 @@ export class Latency {
   draw() {
     if (!this.view.frame) return null;
     const { theme } = this.view;
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const frames = between(this.view.history, from, to);
     const lives = firstTokens(this.view, this.range);
     const gaps = gapsOverTime(frames, from, to);

@@ -40,7 +40,7 @@ export class Memory {
 
   traces() {
     const { theme, history } = this.view;
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const all = between(history, from, to);
     const frames = thinned(all, from, to);
     const x = frames.map((f) => f.t);
@@ -98,7 +98,7 @@ export class Memory {
   }
 
   table() {
-    const [from, to] = this.range.of(this.view);
+    const [from, to] = this.range.now();
     const rows = thinned(between(this.view.history, from, to), from, to, 20).map((f) => [
       f.step, f.t.toFixed(2), ...BANDS.map(([, , value]) => value(f)), percent(f.memory.internal), percent(f.memory.external),
     ]);

@@ -21,9 +21,11 @@ const SHRINK_MS = 8000; // rows that are no longer needed stay this long: what j
 const SIZES = [4, 6, 9, 14, 22, 32];
 
 export class Strip {
-  constructor(view) {
+  /** `steps`: choose the width of a step so that that many fit, for runs that are compared. */
+  constructor(view, { steps = null } = {}) {
     this.view = view;
     this.cell = 14;
+    this.stepsToFit = steps;
     this.panel = new Panel("strip", "Batch strip", "Who shared which step?");
     this.root = this.panel.root;
     this.canvas = el("canvas", { role: "img", "aria-label": "Batch strip: requests by steps" });
@@ -37,6 +39,7 @@ export class Strip {
   }
 
   zoom(by) {
+    this.stepsToFit = null;
     const at = SIZES.findIndex((size) => size >= this.cell);
     this.cell = SIZES[Math.max(0, Math.min(SIZES.length - 1, at + by))];
     this.draw();
@@ -77,6 +80,7 @@ export class Strip {
     const width = this.panel.body.clientWidth;
     if (!frame || !width) return;
     this.labels = width < 480 ? 30 : 118;
+    if (this.stepsToFit) this.cell = SIZES.findLast((size) => size * this.stepsToFit <= width - this.labels) ?? SIZES[0];
     const [first, last] = this.span(width - this.labels);
     const { ids, hidden } = this.rows(first, last);
     this.rowHeight = 20;
