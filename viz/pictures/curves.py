@@ -1,0 +1,95 @@
+"""Lines over an axis, and bars.
+
+Owns axes and scales. Never knows what is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from viz.pictures.svg import HUES, Sheet
+
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 62, 18, 56, 46
+
+Line = tuple[str, Sequence[tuple[float, float]]]
+"""(name, points)."""
+
+
+def lines(
+    title: str,
+    x_words: str,
+    y_words: str,
+    series: Sequence[Line],
+    log_y: bool = False,
+    marks: Sequence[tuple[float, float, str]] = (),
+) -> str:
+    """Lines with a legend; `y` from 0, or in powers of ten. `marks` are points (x, y) with words to them."""
+    sheet = Sheet(WIDTH, HEIGHT, title)
+    sheet.text(16, 24, title, 13, kind="title")
+    xs = [x for _, points in series for x, _ in points]
+    ys = [_up(y, log_y) for _, points in series for _, y in points]
+    low_x, high_x = min(xs), max(xs)
+    low_y, high_y = (math.floor(min(ys)), math.ceil(max(ys))) if log_y else (0.0, max(ys) * 1.08 or 1.0)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
+        return across, HEIGHT - BOTTOM - (_up(y, log_y) - low_y) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM)
+
+    for tick in _ticks(low_y, high_y, log_y):
+        _, at = place(low_x, 10**tick if log_y else tick)
+        sheet.line([(LEFT, at), (WIDTH - RIGHT, at)], "var(--line)", 0.7)
+        sheet.text(LEFT - 6, at + 4, f"1e{tick:g}" if log_y else f"{tick:g}", 10, "end", "dim")
+    for tick in _ticks(low_x, high_x, False):
+        at, _ = place(tick, 10**low_y if log_y else 0)
+        sheet.text(at, HEIGHT - BOTTOM + 14, f"{tick:g}", 10, "middle", "dim")
+    sheet.text((LEFT + WIDTH) / 2, HEIGHT - 10, x_words, 11, "middle", "dim")
+    sheet.text(16, TOP - 6, y_words, 11, kind="dim")
+    across = WIDTH - RIGHT
+    for number, (name, points) in reversed(list(enumerate(series))):
+        dashes = {} if number % 2 == 0 else {"stroke_dasharray": "6 3"}
+        sheet.line([place(x, y) for x, y in points], HUES[number], 2, **dashes)
+        if len(series) > 1:
+            sheet.text(across, TOP - 6, name, 11.5, "end")
+            across -= 6.6 * len(name) + 8
+            sheet.line([(across - 22, TOP - 10), (across, TOP - 10)], HUES[number], 2, **dashes)
+            across -= 40
+    for x, y, words in marks:
+        left, top = place(x, y)
+        sheet.line([(left, top), (left + 26, top + 26)], "var(--ink)", 1)
+        sheet.text(left + 30, top + 36, words, 11.5)
+    return sheet.render()
+
+
+def bars(title: str, y_words: str, groups: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
+    """Groups of bars with their values written on them."""
+    sheet = Sheet(WIDTH, HEIGHT, title)
+    sheet.text(16, 24, title, 13, kind="title")
+    sheet.text(16, TOP - 2, y_words, 11, kind="dim")
+    most = max(value for _, members in groups for _, value in members)
+    room = (WIDTH - 32) / len(groups)
+    for number, (name, members) in enumerate(groups):
+        left = 16 + number * room
+        width = min(64.0, (room - 20) / len(members))
+        for index, (member, value) in enumerate(members):
+            tall = value / most * (HEIGHT - TOP - BOTTOM - 24)
+            x, y = left + 10 + index * width, HEIGHT - BOTTOM - tall
+            sheet.rect(x, y, width - 6, tall, HUES[index])
+            sheet.text(x + width / 2 - 3, y - 5, f"{value:g}", 11, "middle")
+            sheet.text(x + width / 2 - 3, HEIGHT - BOTTOM + 14, member, 10, "middle", "dim")
+        sheet.text(left + 10, HEIGHT - 10, name, 11.5, kind="title")
+    return sheet.render()
+
+
+def _up(y: float, log_y: bool) -> float:
+    return math.log10(max(y, 1e-12)) if log_y else y
+
+
+def _ticks(low: float, high: float, is_log: bool) -> list[float]:
+    if is_log:
+        return [float(power) for power in range(int(low), int(high) + 1)]
+    raw = (high - low) / 5
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    return [step * i for i in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
