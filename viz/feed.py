@@ -42,6 +42,9 @@ class StepSource(Protocol):
     def state(self) -> Mapping[str, Any]:
         """The newest snapshot, as `/engine/state` shows it."""
 
+    def watch(self) -> None:
+        """Told whenever a page asks, so that an engine that somebody paused stays paused while somebody looks."""
+
 
 _STATE_KEYS_LEFT_OUT = frozenset(
     {"pending_prefill", "pending_decode", "active_decode", "active_prefill", "queue", "step"}
@@ -95,6 +98,7 @@ class Feed:
 
         Pass that text back as `state_seen` next time, and the state is sent only when it changed.
         """
+        self.source.watch()
         newest = self.pump()
         state = dumps(_page_state(self.source.state()))
         skipped, base = None, "null"

@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,8 +34,9 @@ TICK_S = 0.1
 class OpenPages:
     """Which pages have a connection, by the id they chose. `on_closed` callbacks get a page's id once it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[], Awaitable[None]] | None = None) -> None:
         self.on_closed: list[Callable[[str], None]] = []
+        self._wait = wait or (lambda: asyncio.sleep(CLOSE_GRACE_S))
         self._open: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -56,7 +57,7 @@ class OpenPages:
             task.add_done_callback(self._closing.discard)
 
     async def _tell_if_gone(self, page: str) -> None:
-        await asyncio.sleep(CLOSE_GRACE_S)
+        await self._wait()
         if page in self._open:
             return
         for callback in self.on_closed:
@@ -214,6 +215,8 @@ def _parse_ask(text: str) -> dict[str, Any]:
     if len(text) > MAX_ASK_CHARS:
         raise ValueError("the question is too long")
     ask = json.loads(text)
+    if not isinstance(ask, dict):
+        raise ValueError("the question must be an object")
     since, epoch = ask.get("since"), ask.get("epoch")
     if not (since is None or isinstance(since, int)) or not (epoch is None or isinstance(epoch, str)):
         raise ValueError("since must be a step number, epoch a string")
