@@ -29,6 +29,8 @@ class Driver:
         self.engine = Engine(self.runner, EngineSettings(**settings), self.clock, check_invariants=True)
         self.requests: list[Request] = []
         self.records: list[StepRecord] = []
+        self.sent: dict[int, list[int]] = {}
+        """Tokens by request, in the order in which steps told of them."""
         self.map = BlockMap(0, self.engine.settings.num_blocks, self.engine.settings.block_size)
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -93,6 +95,10 @@ class Driver:
         self.records.append(record)
         check_record(record, self.records[-2] if len(self.records) > 1 else None)
         self.map.apply(record)
+        for request_id, token in self.engine.last_output.sampled.items():
+            self.sent.setdefault(request_id, []).append(token.token_id)
+        for request in self.requests:
+            assert self.sent.get(request.request_id, []) == request.output_token_ids, "told and kept differ"
         kv, running = self.engine.scheduler.kv, self.engine.scheduler.running
         held = {request_id: kv.table(request_id) for request_id in self.map.tables}
         assert self.map.tables == held
