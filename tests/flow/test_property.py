@@ -32,7 +32,7 @@ from tests.flow import tiny_runs
 from tests.symbolic_runner import answer
 
 POLICIES = st.sampled_from(["static", "decode_first", "prefill_first", "mixed"])
-LAYOUTS = st.sampled_from(["paged", "paged", "contiguous"])
+LAYOUTS = st.sampled_from(["paged", "contiguous"])
 SELECTIONS = st.sampled_from(["round_robin", "sticky"])
 BEGINNINGS = [[40 + (7 * i * k + i) % 60 for i in range(40)] for k in range(3)]
 

@@ -1,4 +1,4 @@
-"""The whole engine on a tiny model, and what each request has to answer: alone, by transformers or by a fresh engine."""
+"""The whole engine on a tiny model, and what each request has to answer: by transformers, or by a fresh engine, alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from tests.engine_driver import Driver
 EOS = tiny_models.EOS_IDS
 
 
+class DirtyRunner(TorchRunner):
+    """Its whole pool is NaN before anything is written: what is read without having been cleared shows."""
+
+    def reset_pool(self, num_blocks: int, block_size: int) -> None:
+        super().reset_pool(num_blocks, block_size)
+        self.kv.storage[:, :, : num_blocks * self.kv.num_kv_heads] = torch.nan
+
+
 def driver(folder: Path, **settings: Any) -> Driver:
-    """An engine on the model in `folder`, float32, whose whole pool is NaN before anything is written."""
+    """An engine on the model in `folder`, float32."""
     sizes = {"num_blocks": 64, "block_size": 16} | settings
-    runner = TorchRunner(_model(folder), sizes["num_blocks"], sizes["block_size"], torch.float32, "cpu", 260)
-    made = Driver(runner, **sizes)
-    poison_pool(runner)
-    return made
-
-
-def poison_pool(runner: TorchRunner) -> None:
-    """Fill the memory nobody owns with NaN: what is read without having been cleared shows."""
-    runner.kv.storage[:, :, : runner.kv.num_blocks * runner.kv.num_kv_heads] = torch.nan
+    runner = DirtyRunner(_model(folder), sizes["num_blocks"], sizes["block_size"], torch.float32, "cpu", 260)
+    return Driver(runner, **sizes)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -43,7 +44,7 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def alone(folder: Path, request: Request) -> list[int]:
     """The answer of the same request when nobody else is there."""
-    params = replace(request.params, n=1)
+    params = replace(request.params, n=1, max_tokens=request.max_tokens)
     if params == SamplingParams(temperature=0.0, max_tokens=params.max_tokens):
         return tiny_models.oracle(folder, request.prompt_token_ids, request.max_tokens)
     return list(_sampled_alone(folder, request.prompt_token_ids, params, request.seed))
