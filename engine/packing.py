@@ -62,7 +62,9 @@ class BlockTables:
             if row is None:
                 row = self._row_of[s.request_id] = self._free.pop()
                 self._known[s.request_id] = []
-            new = list(s.block_ids)
+            # A contiguous run reaches past what is written; its unwritten blocks were never cleared, and what is masked
+            # is still multiplied. So a row names the blocks that hold tokens, and NULL from there on.
+            new = list(s.block_ids[: -(-s.context_length // self.kv.block_size)])
             if new != self._known[s.request_id]:
                 self._update(row, self._known[s.request_id], new)
                 self._known[s.request_id] = new
