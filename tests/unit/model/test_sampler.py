@@ -287,8 +287,10 @@ def test_of_equally_likely_tokens_the_lower_id_ranks_first(settings, width):
 def test_impossible_tokens_are_never_drawn():
     row = torch.full((1, 260), -math.inf)
     row[0, [17, 90]] = torch.tensor([0.0, 1.0])
-    for settings in ({}, {"top_p": 0.99}, {"top_k": 100}, {"min_p": 1e-9}):
-        rows = [SamplingRow(greedy=False, seed=s, temperature=9.0, **settings) for s in range(64)]
+    for temperature, settings in itertools.product(
+        (9.0, 1e300), ({}, {"top_p": 0.99}, {"top_k": 100}, {"min_p": 1e-9})
+    ):
+        rows = [SamplingRow(greedy=False, seed=s, temperature=temperature, **settings) for s in range(64)]
         assert {token_of(r) for r in sample(row.expand(64, -1), rows)} == {17, 90}
 
 
@@ -360,7 +362,7 @@ def test_log_probabilities_are_valid_json():
 
 def test_a_greedy_step_makes_one_pass(logits, monkeypatch):
     """No copy, no softmax, no sort, no random number where nobody asks for one."""
-    for name in ("_penalized", "_draw", "_logprob_columns", "uniform"):
+    for name in ("_flat", "_drawn", "_logprob_columns", "uniform"):
         monkeypatch.setattr(sampler, name, lambda *_: pytest.fail("a greedy step does more than it must"))
     assert sampler._with_penalties(logits, [SamplingRow()] * 8) is logits
     assert [token_of(r) for r in sample(logits, [SamplingRow()] * 8)] == logits.argmax(1).tolist()
