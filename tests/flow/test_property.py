@@ -34,6 +34,16 @@ from tests.symbolic_runner import answer
 POLICIES = st.sampled_from(["static", "decode_first", "prefill_first", "mixed"])
 LAYOUTS = st.sampled_from(["paged", "contiguous"])
 SELECTIONS = st.sampled_from(["round_robin", "sticky"])
+BLOCKS = st.tuples(st.sampled_from([1, 3, 4, 16]), st.sampled_from([24, 48, 80, 320])).map(
+    lambda sizes: {"block_size": sizes[0], "num_blocks": sizes[1] // sizes[0]}
+)
+SWITCHES = st.one_of(
+    st.fixed_dictionaries({"policy": POLICIES}),
+    st.fixed_dictionaries({"decode_selection": SELECTIONS, "max_num_seqs": st.sampled_from([1, 2, 4, 8])}),
+    st.fixed_dictionaries({"prefix_caching": st.booleans(), "max_num_batched_tokens": st.sampled_from([8, 16, 64])}),
+    st.fixed_dictionaries({"kv_layout": LAYOUTS}),
+    BLOCKS,
+)
 BEGINNINGS = [[40 + (7 * i * k + i) % 60 for i in range(40)] for k in range(3)]
 
 
@@ -56,13 +66,12 @@ class Traffic(RuleBasedStateMachine):
         decode_selection=SELECTIONS,
         kv_layout=LAYOUTS,
         prefix_caching=st.booleans(),
-        block_size=st.sampled_from([1, 3, 4, 16]),
-        num_slots=st.sampled_from([24, 48, 80, 320]),
+        blocks=BLOCKS,
         max_num_seqs=st.sampled_from([1, 2, 4, 8]),
         max_num_batched_tokens=st.sampled_from([8, 16, 64]),
     )
-    def start(self, num_slots: int, block_size: int, **more: Any) -> None:
-        self.driver = self.make_driver(block_size=block_size, num_blocks=num_slots // block_size, **more)
+    def start(self, blocks: dict[str, int], **more: Any) -> None:
+        self.driver = self.make_driver(**blocks, **more)
         self.engine = self.driver.engine
         self.smallest_limit = self.engine.context_limit
 
@@ -101,6 +110,10 @@ class Traffic(RuleBasedStateMachine):
             self.driver.step()
 
     @rule()
+    def one_step(self) -> None:
+        self.driver.step()
+
+    @rule()
     def a_moment_passes(self) -> None:
         self.driver.clock.advance(0.05)
 
@@ -121,35 +134,20 @@ class Traffic(RuleBasedStateMachine):
         if record is not None:
             self.driver.take(record)
 
-    @rule(policy=POLICIES)
-    def change_policy(self, policy: str) -> None:
-        self.engine.change({"policy": policy})
-
-    @rule(selection=SELECTIONS, max_num_seqs=st.sampled_from([1, 2, 4, 8]), caching=st.booleans())
-    def change_switches(self, selection: str, max_num_seqs: int, caching: bool) -> None:
-        changes = {"decode_selection": selection, "max_num_seqs": max_num_seqs, "prefix_caching": caching}
+    @rule(changes=SWITCHES)
+    def switch(self, changes: dict[str, Any]) -> None:
         self.engine.change(changes)
-
-    @rule(budget=st.sampled_from([8, 16, 64]))
-    def change_budget(self, budget: int) -> None:
-        self.engine.change({"max_num_batched_tokens": budget})
-
-    @rule(layout=LAYOUTS, block_size=st.sampled_from([1, 4, 16]), num_slots=st.sampled_from([48, 80, 320]))
-    def change_pool(self, layout: str, block_size: int, num_slots: int) -> None:
-        shape = {"kv_layout": layout, "block_size": block_size, "num_blocks": num_slots // block_size}
-        self.engine.change(shape)
         self.smallest_limit = min(self.smallest_limit, self.engine.context_limit)
 
     @precondition(lambda self: self.faults and self.engine.scheduler.running)
-    @rule()
-    def the_next_step_raises(self) -> None:
-        self.driver.runner.raises = RuntimeError("out of memory")
-
-    @precondition(lambda self: self.faults and self.engine.scheduler.running)
     @rule(which=st.integers(0, 100))
-    def one_will_be_nan(self, which: int) -> None:
+    def something_fails(self, which: int) -> None:
+        """The next step raises, or one request's logits will be no numbers."""
         running = list(self.engine.scheduler.running)
-        self.driver.runner.wrong[running[which % len(running)]] = "NaN"
+        if which % 5 == 0:
+            self.driver.runner.raises = RuntimeError("out of memory")
+        else:
+            self.driver.runner.wrong[running[which % len(running)]] = "NaN"
 
     def teardown(self) -> None:
         if not hasattr(self, "driver"):

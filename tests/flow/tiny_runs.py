@@ -1,4 +1,4 @@
-"""The whole engine on a tiny model, and what each request has to answer: by transformers, or by a fresh engine, alone."""
+"""The whole engine on a tiny model, and each request's own answer: by transformers, or by a fresh engine, alone."""
 
 from __future__ import annotations
 
