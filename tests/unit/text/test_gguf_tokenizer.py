@@ -56,6 +56,30 @@ def test_what_comes_out_of_a_gguf(tmp_path):
     assert "".join(assembler.push(i).text for i in chat) == "héllo 😀"
 
 
+def test_sentencepiece_in_a_gguf(tmp_path):
+    """Scores instead of merges, byte fallback, a bos of its own: what Llama 2 and TinyLlama files hold."""
+    words = ["▁", "a", "b", "▁a", "▁b", "ab", "▁ab"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    kinds = [gguf.TokenType.UNKNOWN, CONTROL, CONTROL, *[gguf.TokenType.BYTE] * 256, *[NORMAL] * len(words)]
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 259 + [-float(n) for n in range(len(words))])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = Tokenizer.load(tmp_path / "model.gguf")
+    text = "ab a 😀 b  b"
+    ids = tokenizer.encode(text)
+    assert (ids[0], tokenizer.eos_token_ids, tokenizer.has_chat_template) == (1, {2}, False)
+    assembler = TextAssembler(tokenizer)
+    assert "".join(assembler.push(i).text for i in ids) + assembler.finish() == text == tokenizer.decode(ids)
+
+
 def test_one_end_token_by_default(tmp_path):
     assert Tokenizer.load(write_gguf(tmp_path / "model.gguf")).eos_token_ids == {1}
 

@@ -180,7 +180,7 @@ def test_template_variables_and_an_unfinished_answer(dated):
     assert dated.decode(ids, skip_special_tokens=False).endswith("assistant: Well, I")
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "strftime_now", "tools", "conversation"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "strftime_now", "messages", "self", "tools"])
 def test_arguments_that_steer_the_library_are_refused(dated, name):
     with pytest.raises(TextError, match=name):
         dated.chat_tokens(HELLO, **{name: "{{ 1 }}"})
@@ -211,6 +211,17 @@ def test_messages_that_cannot_be_rendered_are_refused_in_words(tmp_path, message
     on_disk.byte_level(tmp_path, chat_template=STRICT_TEMPLATE)
     with pytest.raises(TextError, match=words):
         Tokenizer.load(tmp_path).chat_tokens(messages)
+
+
+def test_what_people_wrote_is_not_repeated_in_the_error(tmp_path):
+    """Errors reach logs; the library's own message here would quote the conversation."""
+    on_disk.byte_level(tmp_path, chat_template="{% if false %}{{ messages[0]['content'] }}{% endif %}nothing of it")
+    with pytest.raises(TextError, match="does not appear") as raised:
+        Tokenizer.load(tmp_path).chat_tokens(
+            [{"role": "assistant", "content": "my secret"}], continue_final_message=True
+        )
+    assert "secret" not in str(raised.value)
+    assert raised.value.__suppress_context__
 
 
 def test_a_template_that_is_broken_is_refused_in_words(tmp_path):
