@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 from engine.serving.access import EchoRequestId, RequireApiKey
 from engine.serving.engine_api import Control, engine_router
 from engine.serving.errors import ApiError, install_error_handlers
+from engine.serving.http_counts import CountRequests, HttpCounts
 from engine.serving.json_body import component_schemas
 from engine.serving.limits import BodyLimits, LimitBodies
 from engine.serving.openai_api import openai_router
@@ -54,19 +55,22 @@ def build_http_app(service: EngineService, tokenizer: Tokenizer | None, options:
     openai_routes = openai_router(service, tokenizer, options.model_name)
     app.include_router(engine_routes)
     app.include_router(openai_routes)
-    _refuse_the_rest(app, [*app.routes, *engine_routes.routes, *openai_routes.routes])
+    paths = _refuse_the_rest(app, [*app.routes, *engine_routes.routes, *openai_routes.routes])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     # The last one added is the first a request passes.
     app.add_middleware(LimitBodies, limits=options.limits)
     if options.api_key:
         app.add_middleware(RequireApiKey, api_key=options.api_key)
     app.add_middleware(EchoRequestId)
+    counts = HttpCounts()
+    metrics.registry.register(counts)
+    app.add_middleware(CountRequests, counts=counts, paths=paths)
     install_error_handlers(app)
     return app
 
 
-def _refuse_the_rest(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """405 for a known path with another method, 404 for unknown paths of ours.
+def _refuse_the_rest(app: FastAPI, routes: Sequence[BaseRoute]) -> frozenset[str]:
+    """405 for a known path with another method, 404 for unknown paths of ours. Returns the known paths.
 
     Without this the page, mounted at `/` later, would answer them in its own form.
     """
@@ -79,6 +83,7 @@ def _refuse_the_rest(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     for prefix in ("/v1", "/engine"):
         for path in (prefix, prefix + "/{rest:path}"):
             app.add_route(path, _unknown_path, methods=sorted(_ALL_METHODS), include_in_schema=False)
+    return frozenset(methods_of)
 
 
 def _wrong_method(allowed: frozenset[str]) -> Callable[[Request], Awaitable[Response]]:

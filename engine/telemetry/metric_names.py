@@ -7,6 +7,7 @@ unchanged; what vLLM has no name for begins with `tiny_vllm:`. Never knows where
 from __future__ import annotations
 
 from engine.telemetry.histogram import one_two_five
+from engine.telemetry.record import Wait, WaitReason
 
 LABEL_NAMES = ("model_name", "engine")
 
@@ -41,6 +42,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", LENGTH_BUCKETS),
     "vllm:request_generation_tokens": ("Answer tokens of a finished request.", LENGTH_BUCKETS),
     "vllm:request_max_num_generation_tokens": ("Most answer tokens the request could get.", LENGTH_BUCKETS),
+    "vllm:request_params_n": ("How many answers a request asked for.", (1.0, 2.0, 5.0, 10.0, 20.0)),
     "vllm:request_params_max_tokens": ("The request's token limit.", LENGTH_BUCKETS),
     "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens not found in the prefix cache.", LENGTH_BUCKETS),
     "tiny_vllm:step_duration_seconds": ("Wall time of one engine step.", STEP_TIME_BUCKETS),
@@ -70,4 +72,21 @@ GAUGES: dict[str, str] = {
     "tiny_vllm:kv_external_fragmentation": "Free blocks that are enough in number but in no unbroken run.",
 }
 
+LABELLED: dict[str, str] = {
+    "vllm:request_success": "Requests that ended, by reason.",
+    "vllm:num_requests_waiting_by_reason": "Requests that wait, for want of capacity or held back.",
+    "vllm:prompt_tokens_by_source": "Prompt tokens computed or found in the prefix cache.",
+}
+"""Metrics with one more label than the others."""
+
+WAIT_KINDS = ("capacity", "deferred")
+_CAPACITY = frozenset(
+    {WaitReason.NO_SLOT, WaitReason.NO_BLOCKS, WaitReason.NO_RUN, WaitReason.NO_BUDGET, WaitReason.BEHIND}
+)
+
 FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+def wait_kind(wait: Wait | None) -> str:
+    """Which of vLLM's two kinds a reason to wait belongs to."""
+    return "capacity" if wait is None or wait.reason in _CAPACITY else "deferred"

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.telemetry.histogram import Histogram
-from engine.telemetry.metric_names import COUNTERS, FINISH_REASONS, GAUGES, HISTOGRAMS, LABEL_NAMES
+from engine.telemetry.metric_names import (
+    COUNTERS,
+    FINISH_REASONS,
+    GAUGES,
+    HISTOGRAMS,
+    LABEL_NAMES,
+    LABELLED,
+    WAIT_KINDS,
+    wait_kind,
+)
 from engine.telemetry.record import Event, EventKind, StepRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,13 +59,16 @@ class Metrics(Collector):
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._gauges: dict[str, float] = dict.fromkeys(GAUGES, 0.0)
         self._finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
+        self._waiting = dict.fromkeys(WAIT_KINDS, 0)
         self._block_size, self._num_blocks = 0, 0
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self.registry = CollectorRegistry()
+        """Whoever else has something to show registers it here."""
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
 
     def render(self) -> bytes:
         """The Prometheus text format, as CONTENT_TYPE names it."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def observe(self, record: StepRecord) -> None:
         """Count one step."""
@@ -65,6 +77,7 @@ class Metrics(Collector):
                 self._live.clear()
                 self._num_running = 0
             self._last_step = record.step
+            self._observe_arrivals(record.events)
             for event in record.events:
                 if event.kind is not EventKind.FINISHED:
                     self._observe_event(event)
@@ -74,15 +87,21 @@ class Metrics(Collector):
                     self._observe_end(event)
             self._observe_totals(record)
 
+    def _observe_arrivals(self, events: Iterable[Event]) -> None:
+        num_answers: Counter[int] = Counter()  # by the first request of those that share a prompt
+        for event in events:
+            if event.kind is EventKind.ARRIVED and event.request_id is not None:
+                details = event.details
+                self._live[event.request_id] = _Live(details.get("num_prompt_tokens", 0), details.get("max_tokens", 0))
+                self._counters["tiny_vllm:requests_arrived"] += 1
+                leader = details.get("sibling_of")
+                num_answers[event.request_id if leader is None else leader] += 1
+        for n in num_answers.values():
+            self._histograms["vllm:request_params_n"].observe(n)
+
     def _observe_event(self, event: Event) -> None:
         details = event.details
-        if event.request_id is None:
-            return
-        if event.kind is EventKind.ARRIVED:
-            self._live[event.request_id] = _Live(details.get("num_prompt_tokens", 0), details.get("max_tokens", 0))
-            self._counters["tiny_vllm:requests_arrived"] += 1
-            return
-        live = self._live.get(event.request_id)
+        live = self._live.get(event.request_id) if event.request_id is not None else None
         if live is None:
             return
         if event.kind is EventKind.ADMITTED:
@@ -169,7 +188,20 @@ class Metrics(Collector):
             "tiny_vllm:kv_internal_fragmentation": record.internal_fragmentation,
             "tiny_vllm:kv_external_fragmentation": record.external_fragmentation,
         }
+        self._waiting = self._waiting_by_kind(record)
         self._block_size, self._num_blocks = record.block_size, record.num_blocks
+
+    def _waiting_by_kind(self, record: StepRecord) -> dict[str, int]:
+        """vLLM's two: for want of capacity, or held back by something else."""
+        counts = dict.fromkeys(WAIT_KINDS, 0)
+        num_left = len(self._live) - self._num_running
+        for request_id, wait in record.waiting.items():
+            live = self._live.get(request_id)
+            if live is not None and not live.is_running:
+                counts[wait_kind(wait)] += 1
+                num_left -= 1
+        counts[wait_kind(record.waiting_default)] += max(0, num_left)
+        return counts
 
     def collect(self) -> Iterator[Metric]:
         """The metric families, one consistent picture of them (called by the registry)."""
@@ -185,12 +217,11 @@ class Metrics(Collector):
             counter = CounterMetricFamily(name, COUNTERS[name], labels=LABEL_NAMES)
             counter.add_metric(self._labels, value)
             yield counter
-        success = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended, by reason.", labels=(*LABEL_NAMES, "finished_reason")
-        )
-        for reason, count in self._finished.items():
-            success.add_metric((*self._labels, reason), count)
-        yield success
+        yield self._labelled("vllm:num_requests_waiting_by_reason", "reason", self._waiting, GaugeMetricFamily)
+        prompt, cached = (self._counters[f"vllm:prompt_tokens{kind}"] for kind in ("", "_cached"))
+        sources = {"local_compute": prompt - cached, "local_cache_hit": cached}
+        yield self._labelled("vllm:prompt_tokens_by_source", "source", sources, CounterMetricFamily)
+        yield self._labelled("vllm:request_success", "finished_reason", self._finished, CounterMetricFamily)
         for name, histogram in self._histograms.items():
             family = HistogramMetricFamily(name, HISTOGRAMS[name][0], labels=LABEL_NAMES)
             family.add_metric(self._labels, histogram.buckets(), histogram.sum)
@@ -200,3 +231,16 @@ class Metrics(Collector):
         )
         config.add_metric(("0", str(self._block_size), str(self._num_blocks)), 1)
         yield config
+
+    def _labelled(
+        self,
+        name: str,
+        label: str,
+        values: Mapping[str, float],
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    ) -> Metric:
+        """A metric with one more label."""
+        family = kind(name, LABELLED[name], labels=(*LABEL_NAMES, label))
+        for value_of_label, value in values.items():
+            family.add_metric((*self._labels, value_of_label), value)
+        return family

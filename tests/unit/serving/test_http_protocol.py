@@ -361,6 +361,20 @@ def test_a_wrong_cursor_is_400(client: httpx.Client, since: str) -> None:
     assert error(client.get("/engine/steps", params={"since": since}), 400)["param"] == "since"
 
 
+def test_requests_are_counted_by_route_and_class_of_status(client: httpx.Client) -> None:
+    for path in ("/v1/models", "/v1/nope", "/nope/what-somebody-typed"):
+        client.get(path)
+    complete(client, prompt="")
+    text = client.get("/metrics").text
+    for labels in (
+        'handler="/v1/models",method="GET",status="2xx"',
+        'handler="other",method="GET",status="4xx"',
+        'handler="/v1/completions",method="POST",status="4xx"',
+    ):
+        assert f"http_requests_total{{{labels}}}" in text
+    assert "somebody" not in text
+
+
 # -- streams -----------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from engine.settings import EngineSettings
 from engine.simulated_runner import SimulatedClock, SimulatedRunner
 from engine.telemetry.histogram import Histogram, one_two_five
 from engine.telemetry.metrics import Metrics
-from engine.telemetry.record import Event, EventKind, StepRecord
+from engine.telemetry.record import Event, EventKind, StepRecord, Wait, WaitReason
 
 TYPES = {
     "vllm:num_requests_running": "gauge",
@@ -40,6 +40,12 @@ TYPES = {
     "vllm:request_generation_tokens": "histogram",
     "vllm:request_params_max_tokens": "histogram",
     "vllm:request_max_num_generation_tokens": "histogram",
+    "vllm:request_params_n": "histogram",
+    "vllm:request_prefill_kv_computed_tokens": "histogram",
+    "vllm:num_requests_waiting_by_reason": "gauge",
+    "vllm:prompt_tokens_by_source": "counter",
+    "vllm:prompt_tokens_cached": "counter",
+    "process_resident_memory_bytes": "gauge",
     "vllm:cache_config_info": "gauge",
 }
 
@@ -49,7 +55,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
-            own = [v for k, v in sample.labels.items() if k in ("finished_reason", "le")]
+            own = [v for k, v in sample.labels.items() if k in ("finished_reason", "le", "reason", "source")]
             found[sample.name + (f"{{{own[0]}}}" if own else "")] = sample.value
     return found
 
@@ -68,7 +74,7 @@ def test_names_types_and_labels_are_vllms() -> None:
     for name, family in families.items():
         assert family.documentation, name
         for sample in family.samples:
-            if name != "vllm:cache_config_info":
+            if name.startswith(("vllm:", "tiny_vllm:")) and name != "vllm:cache_config_info":
                 assert (sample.labels["model_name"], sample.labels["engine"]) == ("some-model", "0")
 
 
@@ -169,6 +175,21 @@ def test_counts_agree_after_a_run_with_preemptions_and_aborts(policy: str) -> No
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (0, 0)
     assert found["vllm:kv_cache_usage_perc"] == 0
     assert all(value >= 0 for value in found.values())
+
+
+def test_waiting_is_split_into_capacity_and_held_back() -> None:
+    metrics = Metrics("m")
+    arrived = [event(EventKind.ARRIVED, number, num_prompt_tokens=5, max_tokens=9) for number in (1, 2, 3, 4)]
+    arrived.append(event(EventKind.ARRIVED, 5, num_prompt_tokens=5, max_tokens=9, sibling_of=4))
+    waiting = {1: Wait(WaitReason.NO_BLOCKS), 5: Wait(WaitReason.SIBLING)}
+    metrics.observe(
+        record(1, [*arrived, event(EventKind.ADMITTED, 4)], waiting=waiting, waiting_default=Wait(WaitReason.BEHIND))
+    )
+    found = samples(metrics)
+    assert found["vllm:num_requests_waiting"] == 4
+    assert found["vllm:num_requests_waiting_by_reason{capacity}"] == 3
+    assert found["vllm:num_requests_waiting_by_reason{deferred}"] == 1
+    assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (4, 5)
 
 
 def test_histogram_counts_weights_and_bounds() -> None:
