@@ -1,13 +1,14 @@
 """A step plan as tensors: which rows a forward pass computes, where their keys and values go, what they may see.
 
-Owns the order of rows and the tensors of block tables. Never knows weights, sampling or why a plan is as it is.
+Owns the order of rows and the tensors of block tables, all of it on the CPU until a pass is sent to a device as a
+whole. Never knows weights, sampling or why a plan is as it is.
 Letters: N packed rows, R decode rows, B blocks of a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,16 +26,34 @@ slots more; below, one more group costs more than the padding."""
 class PackedPass:
     """One forward pass over N rows: decode rows first, longest context first, then the chunks.
 
-    `sample_rows` (M,) are the rows whose logits are wanted, in the order of `sampling`.
+    `numbers` (3, N) are token ids, positions, and slots to write (see `KVTensors.slot_rows`). `sample_rows` (M,) are
+    the rows whose logits are wanted, in the order of `sampling`.
     """
 
-    token_ids: Tensor  # (N,)
-    positions: Tensor  # (N,)
-    slot_rows: Tensor  # (N, Hkv)
+    numbers: Tensor  # (3, N)
     decode: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
     sample_rows: Tensor  # (M,)
     sampling: tuple[ScheduledRequest, ...]
+
+    def to(self, device: torch.device) -> PackedPass:
+        """The same on `device`; nothing waits for the copies."""
+        if device.type == "cpu":
+            return self
+        return PackedPass(
+            to_device(self.numbers, device),
+            tuple(
+                DecodeGroup(g.first_row, to_device(g.tables, device), to_device(g.lengths, device)) for g in self.decode
+            ),
+            tuple(replace(c, table=to_device(c.table, device)) for c in self.chunks),
+            to_device(self.sample_rows, device),
+            self.sampling,
+        )
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`, by way of pinned memory on a CUDA card: a copy from ordinary memory would wait for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class BlockTables:
@@ -120,14 +139,12 @@ class _Piece:
         return len(self.token_ids) == 1 and self.num_padding == 0
 
 
-def pack(plan: StepPlan, tables: BlockTables, device: torch.device) -> PackedPass | None:
+def pack(plan: StepPlan, tables: BlockTables) -> PackedPass | None:
     """All of a step in one pass; None when it computes nothing."""
-    return _pack(_pieces(plan, tables), plan.num_inactive_rows, tables, device)
+    return _pack(_pieces(plan, tables), plan.num_inactive_rows, tables)
 
 
-def pack_by_role(
-    plan: StepPlan, tables: BlockTables, device: torch.device
-) -> tuple[PackedPass | None, PackedPass | None]:
+def pack_by_role(plan: StepPlan, tables: BlockTables) -> tuple[PackedPass | None, PackedPass | None]:
     """Two passes, to be computed in this order: the prompts' tokens, then the answers' tokens.
 
     For a model that has two forms of its weights. Which of them computes a token must not depend on who else is in
@@ -146,7 +163,7 @@ def pack_by_role(
             prompts.append(_Piece(s, piece.table_row, piece.start, tokens[:cut], 0, False))
             start = piece.start + cut
             answers.append(_Piece(s, piece.table_row, start, tokens[cut:], piece.num_padding, piece.samples))
-    return _pack(prompts, 0, tables, device), _pack(answers, plan.num_inactive_rows, tables, device)
+    return _pack(prompts, 0, tables), _pack(answers, plan.num_inactive_rows, tables)
 
 
 def _pieces(plan: StepPlan, tables: BlockTables) -> list[_Piece]:
@@ -158,7 +175,7 @@ def _pieces(plan: StepPlan, tables: BlockTables) -> list[_Piece]:
     ]
 
 
-def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables, device: torch.device) -> PackedPass | None:
+def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables) -> PackedPass | None:
     """Rows in order: inactive slots and decode rows by falling length, then chunks with their padding."""
     if not pieces and not num_inactive:
         return None
@@ -169,7 +186,7 @@ def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables, device: 
     for p in decode + [p for p in pieces if not p.is_decode]:
         if not p.is_decode:
             width = table_width(p.length, kv.block_size)
-            table = tables.tensor[p.table_row if p.length else tables.NULL_ROW, :width].to(device)
+            table = tables.tensor[p.table_row if p.length else tables.NULL_ROW, :width]
             chunks.append(Chunk(len(token_ids), p.start, len(p.token_ids), p.num_padding, table))
         if p.samples:
             sampled.append((len(token_ids) + len(p.token_ids) - 1, p.scheduled))
@@ -181,22 +198,17 @@ def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables, device: 
             positions += [max(0, p.length - 1)] * p.num_padding
             slots += [kv.trash_slot] * p.num_padding
 
-    numbers = torch.tensor((token_ids, positions, slots), dtype=torch.int64).to(device, non_blocking=True)  # (3, N)
-    token_tensor, position_tensor, slot_tensor = numbers.unbind()
+    numbers = torch.tensor((token_ids, positions, slots), dtype=torch.int64)
     return PackedPass(
-        token_tensor,
-        position_tensor,
-        kv.slot_rows(slot_tensor),
-        tuple(_decode_groups(decode, num_inactive, tables, device)),
+        numbers,
+        tuple(_decode_groups(decode, num_inactive, tables)),
         tuple(chunks),
-        torch.tensor([row for row, _ in sampled], dtype=torch.int64).to(device, non_blocking=True),
+        torch.tensor([row for row, _ in sampled], dtype=torch.int64),
         tuple(s for _, s in sampled),
     )
 
 
-def _decode_groups(
-    decode: list[_Piece], num_inactive: int, tables: BlockTables, device: torch.device
-) -> list[DecodeGroup]:
+def _decode_groups(decode: list[_Piece], num_inactive: int, tables: BlockTables) -> list[DecodeGroup]:
     """Cut the rows where padding to the longest would cost more than another group. Inactive slots read NULL blocks,
     as many as the longest row: a static batch computes for them, and what it computes is paid for here too."""
     lengths = [1] * num_inactive + [p.length for p in decode]
@@ -211,6 +223,6 @@ def _decode_groups(
         width = table_width(longest, tables.kv.block_size)
         table = tables.tensor[torch.tensor(rows[first:stop]), :width]  # (R, B)
         group_lengths = torch.tensor(lengths[first:stop], dtype=torch.int64)
-        groups.append(DecodeGroup(first, table.to(device), group_lengths.to(device)))
+        groups.append(DecodeGroup(first, table, group_lengths))
         first = stop
     return groups

@@ -18,7 +18,7 @@ from engine.kv.tensors import KVTensors
 from engine.model.attention import Attend
 from engine.model.config import ModelConfig
 from engine.model.sampler import SamplingRow, sample
-from engine.packing import BlockTables, PackedPass, pack, pack_by_role
+from engine.packing import BlockTables, PackedPass, pack, pack_by_role, to_device
 from engine.scheduling.plan import SampledToken, ScheduledRequest, StepOutput, StepPlan
 
 
@@ -85,16 +85,18 @@ class TorchRunner:
     def passes(self, plan: StepPlan) -> list[tuple[Model, PackedPass]]:
         """What to compute with which form of the weights, in order; a pass without rows is left out."""
         if self.answer_form is None:
-            packed: list[tuple[Model, PackedPass | None]] = [(self.model, pack(plan, self.tables, self.device))]
+            packed: list[tuple[Model, PackedPass | None]] = [(self.model, pack(plan, self.tables))]
         else:
-            prompts, answers = pack_by_role(plan, self.tables, self.device)
+            prompts, answers = pack_by_role(plan, self.tables)
             packed = [(self.model, prompts), (self.answer_form, answers)]
         return [(model, one) for model, one in packed if one is not None]
 
     def hidden(self, model: Model, one: PackedPass) -> Tensor:
         """Run one pass: hidden states of all its rows (N, hidden). Its keys and values are stored."""
-        attend = PagedAttention(self.kv, one.slot_rows, one.decode, one.chunks, self.scale)
-        return model(one.token_ids, one.positions, attend)
+        one = one.to(self.device)
+        token_ids, positions, slots = one.numbers.unbind()
+        attend = PagedAttention(self.kv, slots, one.decode, one.chunks, self.scale)
+        return model(token_ids, positions, attend)
 
     def next_tokens(self, passes: list[tuple[Model, PackedPass]]) -> list[int]:
         """The most likely next tokens of all rows that sample: a step with nothing around the model."""
@@ -103,7 +105,7 @@ class TorchRunner:
 
     def _logits(self, passes: list[tuple[Model, PackedPass]]) -> Tensor | None:
         """(M, vocab) of the rows that sample, pass after pass; None when none does."""
-        hidden = [self.hidden(model, one).index_select(0, one.sample_rows) for model, one in passes]
+        hidden = [self.hidden(m, one).index_select(0, to_device(one.sample_rows, self.device)) for m, one in passes]
         rows = torch.cat(hidden) if hidden else torch.empty(0)
         return self.model.logits(rows) if len(rows) else None
 

@@ -1,6 +1,9 @@
 """Paged attention against its plain form, and every row's independence from its neighbours."""
 
 import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -41,19 +44,20 @@ class Setting:
         self.k = [normal(row.length + row.num_padding, KV_HEADS, DIM) for row in rows]
         self.v = [normal(row.length + row.num_padding, KV_HEADS, DIM) for row in rows]
         for i, row in enumerate(rows):
-            slots = self.slot_rows(i, range(row.num_stored), 0)
-            self.kv.write(0, self.k[i][: row.num_stored], self.v[i][: row.num_stored], slots)
+            slots = self.slots(i, range(row.num_stored), 0)
+            rows = self.kv.slot_rows(slots)
+            self.kv.write(0, self.k[i][: row.num_stored], self.v[i][: row.num_stored], rows)
 
-    def slot_rows(self, i: int, positions: range, num_padding: int) -> torch.Tensor:
+    def slots(self, i: int, positions: range, num_padding: int) -> torch.Tensor:
         slots = self.kv.slots(self.tables[i], positions.start, positions.stop) + [self.kv.trash_slot] * num_padding
-        return self.kv.slot_rows(torch.tensor(slots, dtype=torch.int64))
+        return torch.tensor(slots, dtype=torch.int64)
 
     def table(self, i: int, num_slots: int) -> torch.Tensor:
         width = table_width(num_slots, self.block_size)
         ids = self.tables[i][:width]
         return torch.tensor(ids + [self.kv.null_block] * (width - len(ids)))
 
-    def run(self, order: list[int], kind: type = PagedAttention) -> dict[int, torch.Tensor]:
+    def run(self, order: list[int], kind: Callable[..., Any] = PagedAttention) -> dict[int, torch.Tensor]:
         """One pass over these rows: decode rows first. Answers with what each of them got."""
         decode = [i for i in order if self.rows[i].num_new == 1 and not self.rows[i].num_padding]
         others = [i for i in order if i not in decode]
@@ -72,8 +76,7 @@ class Setting:
         packed = decode + others
         new = lambda x: torch.cat([x[i][self.rows[i].num_stored :] for i in packed])  # noqa: E731
         slots = [
-            self.slot_rows(i, range(self.rows[i].num_stored, self.rows[i].length), self.rows[i].num_padding)
-            for i in packed
+            self.slots(i, range(self.rows[i].num_stored, self.rows[i].length), self.rows[i].num_padding) for i in packed
         ]
         attend = kind(self.kv, torch.cat(slots), groups, chunks, DIM**-0.5)
         out = attend(0, torch.cat([self.q[i] for i in packed]), new(self.k), new(self.v))
@@ -83,12 +86,13 @@ class Setting:
 MIXED = [Row(0, 1), Row(5, 1), Row(40, 1), Row(0, 7), Row(33, 150), Row(9, 3, 4), Row(200, 1), Row(0, 130, 20)]
 
 
+@pytest.mark.parametrize("in_tiles", [True, False])
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
-def test_equals_its_plain_form(block_size: int) -> None:
-    setting = Setting(MIXED, block_size, torch.float32)
-    everyone = list(range(len(MIXED)))
+def test_equals_its_plain_form(block_size: int, in_tiles: bool) -> None:
+    setting = Setting([*MIXED, Row(0, 0, 3), Row(20, 0, 2)], block_size, torch.float32)
+    everyone = list(range(len(setting.rows)))
     plain = setting.run(everyone, ReferencePagedAttention)
-    for i, got in setting.run(everyone).items():
+    for i, got in setting.run(everyone, partial(PagedAttention, in_tiles=in_tiles)).items():
         assert got.isfinite().all()
         torch.testing.assert_close(got, plain[i], atol=2e-6, rtol=2e-5)
 
