@@ -31,7 +31,9 @@ def lines(
     xs = [x for _, points in series for x, _ in points]
     ys = [_up(y, log_y) for _, points in series for _, y in points]
     low_x, high_x = min(xs), max(xs)
-    low_y, high_y = (math.floor(min(ys)), math.ceil(max(ys))) if log_y else (0.0, max(ys) * 1.08 or 1.0)
+    low_y, high_y = 0.0, max(ys) * 1.08 or 1.0
+    if log_y:
+        low_y, high_y = float(math.floor(min(ys))), float(math.ceil(max(ys)))
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
@@ -46,7 +48,7 @@ def lines(
         sheet.text(at, HEIGHT - BOTTOM + 14, f"{tick:g}", 10, "middle", "dim")
     sheet.text((LEFT + WIDTH) / 2, HEIGHT - 10, x_words, 11, "middle", "dim")
     sheet.text(16, TOP - 6, y_words, 11, kind="dim")
-    across = WIDTH - RIGHT
+    across = float(WIDTH - RIGHT)
     for number, (name, points) in reversed(list(enumerate(series))):
         dashes = {} if number % 2 == 0 else {"stroke_dasharray": "6 3"}
         sheet.line([place(x, y) for x, y in points], HUES[number], 2, **dashes)
