@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +20,13 @@ from engine.scheduling.sampling_params import InvalidRequest
 from engine.settings import DECODE_SELECTIONS, KV_LAYOUTS, POLICIES, POLICY_ALIASES, EngineSettings
 
 API_KEY_VARIABLE = "TINY_VLLM_API_KEY"
+ARGUMENTS_VARIABLE = "TINY_VLLM_ARGS"
+"""Options for where no command line can be given, as on a Space; those on the command line win."""
+ZERO_GPU = (
+    "ZeroGPU lends a card to one call at a time and cannot hold an engine that keeps its model and its KV pool there; "
+    f"give the Space hardware of its own, or set ${ARGUMENTS_VARIABLE} to "
+    '"--replay assets/playground-trace.jsonl.gz" (a recorded run) or to "--device cpu"'
+)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int4")
@@ -88,7 +97,8 @@ class Options:
 def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Options:
     """The options of `arguments` (the process's own when None). Ends the process with code 2 and one line if wrong."""
     parser = _parser(environment)
-    values = vars(parser.parse_args(arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    values = vars(parser.parse_args([*_words(parser, environment.get(ARGUMENTS_VARIABLE, "")), *given]))
     values["sizes_pool_from_memory"] = values["num_blocks"] == "auto"
     if values["sizes_pool_from_memory"]:
         values["num_blocks"] = None
@@ -97,7 +107,17 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
         _check(options)
     except InvalidRequest as error:
         parser.error(in_option_words(error))
+    has_zero_gpu = environment.get("SPACES_ZERO_GPU", "").lower() in ("1", "true", "t")
+    if has_zero_gpu and options.replay is None and options.device != "cpu":
+        parser.error(ZERO_GPU)
     return options
+
+
+def _words(parser: argparse.ArgumentParser, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        parser.error(f"${ARGUMENTS_VARIABLE} cannot be split into words ({error})")
 
 
 def in_option_words(error: InvalidRequest) -> str:
