@@ -52,14 +52,14 @@ def test_the_environment_speaks_where_the_command_line_does_not() -> None:
 
 
 def test_options_may_stand_in_the_environment_and_the_command_line_wins() -> None:
-    environment = {"TINY_VLLM_ARGS": "--lock-controls --num-blocks 64 --served-model-name 'my model'"}
-    options = parse(["--num-blocks", "32"], environment)
+    words = "--lock-controls --num-blocks 64 --served-model-name 'my model'"
+    options = parse("--num-blocks", "32", TINY_VLLM_ARGS=words)
     assert (options.lock_controls, options.num_blocks, options.served_model_name) == (True, 32, "my model")
 
 
 def test_options_in_the_environment_that_are_no_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse([], {"TINY_VLLM_ARGS": "--model 'half"})
+        parse(TINY_VLLM_ARGS="--model 'half")
     assert caught.value.code == 2
     assert "TINY_VLLM_ARGS" in capsys.readouterr().err
 
@@ -67,15 +67,15 @@ def test_options_in_the_environment_that_are_no_words_are_refused(capsys: pytest
 def test_zero_gpu_is_refused_and_told_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = {"SPACES_ZERO_GPU": "true", "SPACE_ID": "someone/space"}
     with pytest.raises(SystemExit) as caught:
-        parse([], environment)
+        parse(**environment)
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert "--replay assets/playground-trace.jsonl.gz" in error
     trace = tmp_path / "t.jsonl"
     trace.touch()
-    assert parse([], environment | {"TINY_VLLM_ARGS": f"--replay {trace}"}).replay == trace
-    assert parse(["--device", "cpu"], environment).device == "cpu"
+    assert parse(**environment, TINY_VLLM_ARGS=f"--replay {trace}").replay == trace
+    assert parse("--device", "cpu", **environment).device == "cpu"
 
 
 def test_the_pool_may_be_sized_from_memory() -> None:
