@@ -21,6 +21,9 @@ MIN_SPLIT_SLOTS = 4096
 """Decode rows less than half as long as the longest get a group of their own once padding them would read this many
 slots more; below, one more group costs more than the padding."""
 
+MIN_SPLIT_SLOTS_ON_CARD = 131_072
+"""On a card a second group also means a step without a captured graph."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
@@ -35,6 +38,11 @@ class PackedPass:
     chunks: tuple[Chunk, ...]
     sample_rows: Tensor  # (M,)
     sampling: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.numbers.shape[1]
 
     def to(self, device: torch.device) -> PackedPass:
         """The same on `device`; nothing waits for the copies."""
@@ -139,9 +147,9 @@ class _Piece:
         return len(self.token_ids) == 1 and self.num_padding == 0
 
 
-def pack(plan: StepPlan, tables: BlockTables) -> PackedPass | None:
+def pack(plan: StepPlan, tables: BlockTables, min_split_slots: int = MIN_SPLIT_SLOTS) -> PackedPass | None:
     """All of a step in one pass; None when it computes nothing."""
-    return _pack(_pieces(plan, tables), plan.num_inactive_rows, tables)
+    return _pack(_pieces(plan, tables), plan.num_inactive_rows, tables, min_split_slots)
 
 
 def pack_by_role(plan: StepPlan, tables: BlockTables) -> tuple[PackedPass | None, PackedPass | None]:
@@ -175,7 +183,9 @@ def _pieces(plan: StepPlan, tables: BlockTables) -> list[_Piece]:
     ]
 
 
-def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables) -> PackedPass | None:
+def _pack(
+    pieces: list[_Piece], num_inactive: int, tables: BlockTables, min_split_slots: int = MIN_SPLIT_SLOTS
+) -> PackedPass | None:
     """Rows in order: inactive slots and decode rows by falling length, then chunks with their padding."""
     if not pieces and not num_inactive:
         return None
@@ -201,14 +211,16 @@ def _pack(pieces: list[_Piece], num_inactive: int, tables: BlockTables) -> Packe
     numbers = torch.tensor((token_ids, positions, slots), dtype=torch.int64)
     return PackedPass(
         numbers,
-        tuple(_decode_groups(decode, num_inactive, tables)),
+        tuple(_decode_groups(decode, num_inactive, tables, min_split_slots)),
         tuple(chunks),
         torch.tensor([row for row, _ in sampled], dtype=torch.int64),
         tuple(s for _, s in sampled),
     )
 
 
-def _decode_groups(decode: list[_Piece], num_inactive: int, tables: BlockTables) -> list[DecodeGroup]:
+def _decode_groups(
+    decode: list[_Piece], num_inactive: int, tables: BlockTables, min_split_slots: int
+) -> list[DecodeGroup]:
     """Cut the rows where padding to the longest would cost more than another group. Inactive slots read NULL blocks,
     as many as the longest row: a static batch computes for them, and what it computes is paid for here too."""
     lengths = [1] * num_inactive + [p.length for p in decode]
@@ -217,7 +229,7 @@ def _decode_groups(decode: list[_Piece], num_inactive: int, tables: BlockTables)
     while first < len(rows):
         longest, stop = max(lengths[first:]), len(rows)
         for i in range(max(first, num_inactive), len(rows)):
-            if 2 * lengths[i] < longest and (len(rows) - i) * (longest - lengths[i]) > MIN_SPLIT_SLOTS:
+            if 2 * lengths[i] < longest and (len(rows) - i) * (longest - lengths[i]) > min_split_slots:
                 stop = i
                 break
         width = table_width(longest, tables.kv.block_size)

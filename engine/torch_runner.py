@@ -13,12 +13,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.decode_graphs import CUDAGraphCapture, DecodeGraphs, rehearse
 from engine.kv.paged_attention import PagedAttention
 from engine.kv.tensors import KVTensors
 from engine.model.attention import Attend
 from engine.model.config import ModelConfig
 from engine.model.sampler import SamplingRow, sample
-from engine.packing import BlockTables, PackedPass, pack, pack_by_role, to_device
+from engine.packing import (
+    MIN_SPLIT_SLOTS,
+    MIN_SPLIT_SLOTS_ON_CARD,
+    BlockTables,
+    PackedPass,
+    pack,
+    pack_by_role,
+    to_device,
+)
 from engine.scheduling.plan import SampledToken, ScheduledRequest, StepOutput, StepPlan
 
 
@@ -50,14 +59,17 @@ class TorchRunner:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
+        use_graphs: bool | None = None,
     ) -> None:
         """`dtype` is that of keys and values, the model's own; `vocab_size` the tokenizer's largest id + 1: ids past it
-        are never sampled. Raises MemoryError when the pool does not fit."""
+        are never sampled. `use_graphs`: decode by CUDA graphs, by default on a card; elsewhere they are rehearsed.
+        Raises MemoryError when the pool does not fit."""
         self.model, self.config = model, model.config
         self.answer_form: Model | None = getattr(model, "answer_form", None)
         self.scale = getattr(model, "attention_scale", self.config.head_dim**-0.5)
         self.dtype, self.device = dtype, torch.device(device)
         self.vocab_size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
+        self._use_graphs = self.device.type == "cuda" if use_graphs is None else use_graphs
         self.reset_pool(num_blocks, block_size)
 
     def reset_pool(self, num_blocks: int, block_size: int) -> None:
@@ -65,7 +77,10 @@ class TorchRunner:
         c = self.config
         sizes = (c.num_hidden_layers, num_blocks, block_size, c.num_key_value_heads, c.head_dim)
         kv = KVTensors(*sizes, dtype=self.dtype, device=self.device)
-        self.kv, self.tables = kv, BlockTables(kv)
+        self.kv, self.tables, self.graphs = kv, BlockTables(kv), None
+        if self._use_graphs:
+            capture = CUDAGraphCapture() if self.device.type == "cuda" else rehearse
+            self.graphs = DecodeGraphs(self.answer_form or self.model, kv, self.scale, c.vocab_size, capture)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -85,7 +100,8 @@ class TorchRunner:
     def passes(self, plan: StepPlan) -> list[tuple[Model, PackedPass]]:
         """What to compute with which form of the weights, in order; a pass without rows is left out."""
         if self.answer_form is None:
-            packed: list[tuple[Model, PackedPass | None]] = [(self.model, pack(plan, self.tables))]
+            min_split = MIN_SPLIT_SLOTS_ON_CARD if self.device.type == "cuda" else MIN_SPLIT_SLOTS
+            packed: list[tuple[Model, PackedPass | None]] = [(self.model, pack(plan, self.tables, min_split))]
         else:
             prompts, answers = pack_by_role(plan, self.tables)
             packed = [(self.model, prompts), (self.answer_form, answers)]
@@ -105,6 +121,11 @@ class TorchRunner:
 
     def _logits(self, passes: list[tuple[Model, PackedPass]]) -> Tensor | None:
         """(M, vocab) of the rows that sample, pass after pass; None when none does."""
+        logits = self.graphs.logits(passes[0][1]) if self.graphs is not None and len(passes) == 1 else None
+        if logits is not None:
+            one = passes[0][1]
+            is_all = len(one.sampling) == one.num_rows
+            return logits if is_all else logits.index_select(0, to_device(one.sample_rows, self.device))
         hidden = [self.hidden(m, one).index_select(0, to_device(one.sample_rows, self.device)) for m, one in passes]
         rows = torch.cat(hidden) if hidden else torch.empty(0)
         return self.model.logits(rows) if len(rows) else None
