@@ -21,8 +21,7 @@ from engine.bench.http_load import ServerError
 @contextmanager
 def llama_server(binary: Path, gguf: Path, slots: int, context: int, threads: int) -> Iterator[str]:
     """Its URL while the block runs. `context` is what each of the `slots` gets. Raises ServerError."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(binary), "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "--parallel", str(slots)]
     command += ["--ctx-size", str(slots * context), "--threads", str(threads), "--no-webui"]
     with tempfile.TemporaryFile() as log:
@@ -34,6 +33,13 @@ def llama_server(binary: Path, gguf: Path, slots: int, context: int, threads: in
         finally:
             process.terminate()
             process.wait(30)
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
