@@ -1,5 +1,6 @@
 """The real model: logits and greedy tokens of SmolLM2 equal transformers' in float32."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,15 @@ from tests import real_model
 LENGTHS = [*range(1, 19), 24, 31, 32, 33, 40, 47, 48, 49, 64, 65, 100, 200]
 """Around block sizes, and far beyond; thirty in all."""
 NUM_NEW_TOKENS = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two of torch's threads are ten times slower than one where another process holds a core, as in a test run."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")
