@@ -12,7 +12,7 @@ from engine.model.checkpoint import load
 from engine.model.llama import Llama
 from tests import real_model
 
-LENGTHS = [*range(1, 19), 24, 31, 32, 33, 40, 47, 48, 49, 64, 65, 100, 200]
+LENGTHS = [*range(1, 19), 24, 31, 32, 33, 40, 47, 48, 49, 64, 65, 80, 100]
 """Around block sizes, and far beyond; thirty in all."""
 NUM_NEW_TOKENS = 6
 
