@@ -106,20 +106,19 @@ class EngineService:
         self._failure = self._failure or "the engine was stopped"
         self._streams.end_all(FinishReason.ABORT, None)
 
-    def restart(self) -> None:
+    def restart(self, timeout_s: float = 5.0) -> None:
         """A new, empty engine with the same weights, after the old one has died. Does nothing while it lives.
 
-        Raises EngineDead when the old thread is still in a step: two of them must never share the weights' pool.
+        Raises EngineDead when the old thread is still in a step: two of them must never share one pool.
         """
         if self._failure is None:
             return
-        self.stop()
+        self.stop(timeout_s)
         if self._thread is not None and self._thread.is_alive():
             raise EngineDead("the old engine is still busy with its last step; try again in a moment")
         self._pacing.resume()
-        with self._inbox.lock:
-            self._inbox.clear()
-            self._num_new = 0
+        self._inbox.clear()  # nobody adds to it: the failure stands until `start`
+        self._num_new = 0
         self._set_up(self.engine.settings)
         self.start()
 
@@ -139,7 +138,7 @@ class EngineService:
         prompt = tuple(prompt_token_ids)
         self._check_prompt(prompt)
         limit = self.engine.context_limit - len(prompt)
-        max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
+        max_tokens = min(params.max_tokens or limit, limit)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         with self._inbox.lock:
             if self._failure is not None or self._stopping:
