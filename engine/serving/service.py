@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -195,13 +195,11 @@ class EngineService:
         if self._failure is not None:
             raise EngineDead(self._failure)
         self._inbox.post(change)
-        while True:
-            try:
-                future.result(timeout=0.5)
-                return self.state()
-            except TimeoutError:
-                if self._failure is not None:
-                    raise EngineDead(self._failure) from None
+        while not wait([future], timeout=0.5).done:
+            if self._failure is not None:
+                raise EngineDead(self._failure)
+        future.result()
+        return self.state()
 
     def state(self) -> dict[str, Any]:
         """The newest snapshot, as `GET /engine/state` answers it."""

@@ -9,7 +9,7 @@ import pytest
 
 from engine.scheduling.sampling_params import InvalidRequest
 from engine.serving.pacing import Pacing
-from engine.serving.service_errors import EngineDead
+from engine.serving.service_errors import EngineDead, QueueFull
 from engine.simulated_runner import SimulatedClock
 from tests.symbolic_runner import SymbolicRunner, answer
 from tests.unit.serving.service_runs import PATIENCE_S, GatedRunner, greedy, make_service, num_live, running, until
@@ -290,8 +290,8 @@ def test_no_stream_is_left_open_when_it_dies_while_others_submit() -> None:
                     streams.extend(service.submit([i], greedy(2)))
                 except EngineDead:
                     return
-                except Exception as full:
-                    assert "wait" in str(full)
+                except QueueFull:
+                    continue
 
         threads = [threading.Thread(target=client) for _ in range(3)]
         for thread in threads:
