@@ -17,6 +17,7 @@ from engine.cli import CannotStart, Options, in_option_words
 from engine.kv.pool_size import ModelMemory, blocks_that_fit, check_fits, free_cpu_bytes
 from engine.model.errors import ModelError
 from engine.scheduling.sampling_params import InvalidRequest
+from engine.serving.remote_texts import RemoteTexts
 from engine.settings import EngineSettings
 from engine.telemetry.trace import TraceError, TraceRecorder
 
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 class Launched:
     """A service that has not been started yet, and what was loaded for it.
 
-    `service` has the doors of `EngineService`; a recorded run has them too, and no tokenizer. `close` ends the engine,
-    then the recording.
+    `service` has the doors of `EngineService`; a recorded run has them too, though no tokenizer and nobody who answers.
+    `close` ends the engine, then the recording.
     """
 
     service: Any
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer | RemoteTexts
     model_name: str
     summary: str
     close: Callable[[], None]
@@ -63,7 +64,7 @@ def _launch_replay(path: Path) -> Launched:
         service = build_replay_service(path)
     except (TraceError, OSError) as error:
         raise CannotStart(f"--replay {path}: {error}") from None
-    return Launched(service, None, service.model_name, f"the recorded run {path.name}, no model", service.stop)
+    return Launched(service, RemoteTexts(), service.model_name, f"the recorded run {path.name}, no model", service.stop)
 
 
 def _launch_engine(options: Options) -> Launched:

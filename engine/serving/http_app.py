@@ -26,6 +26,7 @@ from engine.serving.openai_types import ChatRequest, CompletionRequest
 from engine.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from engine.serving.remote_texts import RemoteTexts
     from engine.serving.service import EngineService
     from engine.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ class HttpOptions:
     limits: BodyLimits = field(default_factory=BodyLimits)
 
 
-def build_http_app(service: EngineService, tokenizer: Tokenizer | None, options: HttpOptions) -> FastAPI:
+def build_http_app(service: EngineService, tokenizer: Tokenizer | RemoteTexts, options: HttpOptions) -> FastAPI:
     """The app that answers every route of the API; the page can be mounted on it at `/`.
 
     Call it before the service starts: `/metrics` counts from here on.

@@ -27,6 +27,7 @@ from engine.serving.service_errors import EngineDead
 from engine.text.tokenizer_files import TextError
 
 if TYPE_CHECKING:
+    from engine.serving.remote_texts import RemoteTexts
     from engine.serving.service import EngineService
     from engine.serving.stream import RequestStream, StreamChunk
     from engine.text.tokenizer import Tokenizer
@@ -70,8 +71,8 @@ class _Tally:
         return Usage(sum(len(prompt) for prompt in self._job.prompts), self._completion_tokens, self._cached_tokens)
 
 
-def openai_router(service: EngineService, tokenizer: Tokenizer | None, model_name: str) -> APIRouter:
-    """The routes under `/v1`. Without a tokenizer (a recorded run) whoever asks for an answer is told why not."""
+def openai_router(service: EngineService, tokenizer: Tokenizer | RemoteTexts, model_name: str) -> APIRouter:
+    """The routes under `/v1`."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
     started_s = int(time.time())
 
@@ -90,17 +91,17 @@ def openai_router(service: EngineService, tokenizer: Tokenizer | None, model_nam
     async def complete(request: Request) -> Response:
         """Continue one prompt or several."""
         body = await read_json(request, CompletionRequest)
-        params, texts = _checked(body, model_name), _needed(tokenizer)
-        prompts = await asyncio.to_thread(_prompt_tokens, texts, body)
-        return await _answer(request, service, body, params, prompts, CompletionForm(texts), model_name)
+        params = _checked(body, model_name)
+        prompts = await asyncio.to_thread(_prompt_tokens, tokenizer, body)
+        return await _answer(request, service, body, params, prompts, CompletionForm(tokenizer), model_name)
 
     @router.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer the last message of a conversation."""
         body = await read_json(request, ChatRequest)
-        params, texts = _checked(body, model_name), _needed(tokenizer)
-        prompt = await asyncio.to_thread(_chat_tokens, texts, body)
-        return await _answer(request, service, body, params, [prompt], ChatForm(texts), model_name)
+        params = _checked(body, model_name)
+        prompt = await asyncio.to_thread(_chat_tokens, tokenizer, body)
+        return await _answer(request, service, body, params, [prompt], ChatForm(tokenizer), model_name)
 
     return router
 
@@ -203,12 +204,6 @@ def _token_ids(job: _Job, index: int, token_ids: list[int], is_first: bool) -> d
     return {"token_ids": token_ids} | prompt
 
 
-def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
-    if tokenizer is None:
-        raise EngineDead("this server shows a recorded run; there is no model behind it that could answer")
-    return tokenizer
-
-
 def _checked(body: GenerationRequest, model_name: str) -> SamplingParams:
     _check_model(body.model, model_name)
     body.check_supported()
@@ -225,14 +220,14 @@ def _check_model(asked: str | None, served: str) -> None:
         )
 
 
-def _prompt_tokens(tokenizer: Tokenizer, body: CompletionRequest) -> list[list[int]]:
+def _prompt_tokens(tokenizer: Tokenizer | RemoteTexts, body: CompletionRequest) -> list[Sequence[int]]:
     try:
         return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts()]
     except TextError as error:
         raise InvalidRequest(str(error), "prompt") from None
 
 
-def _chat_tokens(tokenizer: Tokenizer, body: ChatRequest) -> list[int]:
+def _chat_tokens(tokenizer: Tokenizer | RemoteTexts, body: ChatRequest) -> Sequence[int]:
     try:
         return tokenizer.chat_tokens(body.conversation(), **(body.chat_template_kwargs or {}))
     except TextError as error:
