@@ -68,8 +68,7 @@ def panel_html(kind: Kind = "live", **options: Any) -> gr.HTML:
         html_template=f'<div class="engine-panels" data-kind="{kind}"></div>',
         js_on_load=mount_script(kind),
         apply_default_css=False,
-        elem_id=f"panels-{kind}",
-        **options,
+        **({"elem_id": f"panels-{kind}"} | options),
     )
 
 
