@@ -64,6 +64,13 @@ class DecodeGraphs:
         step.replay()
         return self._logits[:num_rows]
 
+    def warm_up(self, max_batch_size: int) -> None:
+        """Capture the graphs of all batches up to this size for the shortest tables."""
+        width = table_width(MIN_SLOTS, self.kv.block_size)
+        for size, smaller in zip(BATCH_SIZES, (0, *BATCH_SIZES), strict=False):
+            if smaller < max_batch_size and (size, width) not in self._steps and not self.is_broken:
+                self._captured(size, width)
+
     def _captured(self, size: int, width: int) -> _StaticStep | None:
         if not len(self._logits):
             device = self.kv.storage.device

@@ -70,17 +70,31 @@ class TorchRunner:
         self.dtype, self.device = dtype, torch.device(device)
         self.vocab_size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         self._use_graphs = self.device.type == "cuda" if use_graphs is None else use_graphs
-        self.reset_pool(num_blocks, block_size)
+        self._make_pool(num_blocks, block_size)
 
     def reset_pool(self, num_blocks: int, block_size: int) -> None:
-        """See Runner."""
+        """See Runner. A pool of the same shape is kept: blocks are cleared when they are handed out."""
+        if (self.kv.num_blocks, self.kv.block_size) == (num_blocks, block_size):
+            self.tables = BlockTables(self.kv)
+        else:
+            self._make_pool(num_blocks, block_size)
+
+    def _make_pool(self, num_blocks: int, block_size: int) -> None:
         c = self.config
         sizes = (c.num_hidden_layers, num_blocks, block_size, c.num_key_value_heads, c.head_dim)
         kv = KVTensors(*sizes, dtype=self.dtype, device=self.device)
-        self.kv, self.tables, self.graphs = kv, BlockTables(kv), None
+        self.kv, self.tables = kv, BlockTables(kv)
+        self.graphs: DecodeGraphs | None = None
         if self._use_graphs:
             capture = CUDAGraphCapture() if self.device.type == "cuda" else rehearse
             self.graphs = DecodeGraphs(self.answer_form or self.model, kv, self.scale, c.vocab_size, capture)
+
+    @torch.inference_mode()
+    def warm_up(self, max_num_seqs: int) -> None:
+        """Do once what the first steps would otherwise do: set up libraries, capture graphs for short contexts."""
+        self.run(StepPlan(0, num_inactive_rows=1))
+        if self.graphs is not None:
+            self.graphs.warm_up(max_num_seqs)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:

@@ -80,12 +80,17 @@ class FastLlama:
         return self.head(hidden).to(torch.float32)
 
     @property
+    def layers_nbytes(self) -> int:
+        """Memory of the layers' matrices in bytes: what one decode step reads, the head aside."""
+        linears = [linear for one in self.layers for linear in (one.qkv, one.o, one.gated, one.down)]
+        return sum(linear.nbytes for linear in linears)
+
+    @property
     def nbytes(self) -> int:
         """Memory of all weights, those of `answer_form` included, in bytes."""
-        linears = [linear for one in self.layers for linear in (one.qkv, one.o, one.gated, one.down)]
-        own = sum(linear.nbytes for linear in linears)
-        other = self.answer_form.nbytes - self.embedding.nbytes - self.head.nbytes if self.answer_form else 0
-        return own + other + self.embedding.nbytes + self.head.nbytes
+        is_shared = getattr(self.head, "weight", None) is self.embedding
+        ends = self.embedding.nbytes + (0 if is_shared else self.head.nbytes)
+        return self.layers_nbytes + ends + (self.answer_form.layers_nbytes if self.answer_form else 0)
 
 
 class SignedRotary:

@@ -53,6 +53,13 @@ def load_fast(path: Path | str, dtype: torch.dtype, device: str = "cpu", quantiz
     """
     config, weights = open_weights(Path(path))
     check_names_and_shapes(empty_model(config), weights.shapes(), config)
+    return assemble(config, weights, dtype, device, quantization)
+
+
+def assemble(
+    config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str, quantization: str = "auto"
+) -> FastModel:
+    """The same from weights that are already open. Raises ModelError for a quantization that cannot be had here."""
     is_int4, reason = choose_quantization(quantization, torch.device(device), dtype, weights)
     model = _Assembly(config, weights, dtype, torch.device(device)).model(with_int4=is_int4)
     return FastModel(model, "int4" if is_int4 else "none", reason)

@@ -91,3 +91,11 @@ def test_rehearsing_computes_again_at_every_replay() -> None:
     replay = rehearse(lambda: calls.append(1))
     replay()
     assert len(calls) == 2
+
+
+def test_warming_up_captures_all_sizes_up_to_the_most(rand: Path) -> None:
+    made = runner(rand)
+    made.warm_up(6)
+    assert sorted(made.graphs._steps) == [(1, 16), (2, 16), (4, 16), (8, 16)]
+    made.reset_pool(NUM_BLOCKS, 16)
+    assert made.graphs._steps, "a pool of the same shape keeps its graphs"

@@ -1,0 +1,127 @@
+"""The card's right answers: transformers' tokens in float32, near-best tokens in lower precision, graphs or not.
+
+Every check answers with None, or with words for what was wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.bench.engines import random_prompts, run_to_end
+from engine.bench.gpu_model import our_runner, reference_model
+from engine.kv.paged_attention import Chunk, DecodeGroup, PagedAttention, ReferencePagedAttention, table_width
+from engine.kv.tensors import KVTensors
+from engine.settings import KV_LAYOUTS, POLICIES, EngineSettings
+
+PROMPT_LENGTHS = (1, 7, 16, 33, 64, 150, 290)
+NEW_TOKENS = 16
+MAX_MARGIN = 1.5
+"""Nats by which a token chosen in lower precision may be less likely than float32's best. Rounding in a model with such
+large weights was measured to cost up to 0.7; a missing or foreign key costs ten."""
+
+Check = Callable[[], str | None]
+
+
+def checks(device: str, low_dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Check]]:
+    """Name and check, in the order in which a fault should be looked for."""
+    for dtype in (torch.float32, low_dtype):
+        yield f"attention, {_name(dtype)}", partial(attention, device, dtype, seed)
+    model = reference_model("small", device, torch.float32, seed, initializer_range=0.3)
+    prompts = [p for n in PROMPT_LENGTHS for p in random_prompts(1, n, model.config.vocab_size, seed + n)]
+    expected = [_oracle(model, prompt, device) for prompt in prompts]
+    for policy, layout, graphs in itertools.product(POLICIES, KV_LAYOUTS, (False, True)):
+        settings = _settings(policy, layout)
+        words = f"{policy}, {layout}, graphs {'on' if graphs else 'off'}"
+        exact = partial(_tokens, model, device, settings, prompts, expected, graphs)
+        yield f"float32 tokens, {words}", exact
+        near = partial(_near_best, model, device, low_dtype, settings, prompts, graphs)
+        yield f"{_name(low_dtype)} tokens, {words}", near
+
+
+def _settings(policy: str, layout: str) -> EngineSettings:
+    """A budget that cuts prompts into chunks, and fewer slots than requests."""
+    return EngineSettings(
+        policy=policy, kv_layout=layout, num_blocks=120, max_num_seqs=4, max_num_batched_tokens=100, cohort_wait_s=0.0
+    )
+
+
+def _tokens(
+    model: Any,
+    device: str,
+    settings: EngineSettings,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    graphs: bool,
+) -> str | None:
+    answers = _answers(model, device, torch.float32, settings, prompts, graphs)
+    for prompt, answer, right in zip(prompts, answers, expected, strict=True):
+        if answer != right:
+            at = next(i for i, (a, b) in enumerate(zip(answer, right, strict=True)) if a != b)
+            return f"prompt of {len(prompt)} tokens: token {at} is {answer[at]}, transformers says {right[at]}"
+    return None
+
+
+def _near_best(
+    model: Any, device: str, dtype: torch.dtype, settings: EngineSettings, prompts: list[list[int]], graphs: bool
+) -> str | None:
+    for prompt, answer in zip(prompts, _answers(model, device, dtype, settings, prompts, graphs), strict=True):
+        sequence = torch.tensor([prompt + answer], device=device)
+        logprobs = model(sequence).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]  # (new, vocab)
+        chosen = logprobs.gather(1, torch.tensor(answer, device=device)[:, None])[:, 0]
+        margin = (logprobs.amax(1) - chosen).max().item()
+        if not margin <= MAX_MARGIN:
+            words = f"prompt of {len(prompt)} tokens: a token is {margin:.2f} nats less likely than the best"
+            return f"{words}, {MAX_MARGIN} allowed"
+    return None
+
+
+def _answers(
+    model: Any, device: str, dtype: torch.dtype, settings: EngineSettings, prompts: list[list[int]], graphs: bool
+) -> list[list[int]]:
+    runner = our_runner(model, device, dtype, use_graphs=graphs)
+    return run_to_end(runner, settings, prompts, [NEW_TOKENS] * len(prompts))[0]
+
+
+@torch.inference_mode()
+def _oracle(model: Any, prompt: Sequence[int], device: str) -> list[int]:
+    ids = torch.tensor([prompt], device=device)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer
+
+
+@torch.inference_mode()
+def attention(device: str, dtype: torch.dtype, seed: int) -> str | None:
+    """Paged attention as it is computed here against its plain form: decode rows, fresh and continued chunks."""
+    torch.manual_seed(seed)
+    heads, kv_heads, dim, size = 8, 2, 64, 16
+    kv = KVTensors(1, 200, size, kv_heads, dim, dtype, device)
+    kv.storage.normal_()
+    kv.clear([kv.null_block])
+    lengths = [5, 300, 77]
+    width = table_width(max(lengths), size)
+    tables = torch.randperm(200, device=device)[: 3 * width].view(3, width)
+    group = DecodeGroup(0, tables, torch.tensor(lengths, device=device))
+    first = torch.randperm(200, device=device)[: table_width(200, size)]
+    second = torch.randperm(200, device=device)[: table_width(140, size)]
+    chunks = [Chunk(3, 0, 200, 0, first), Chunk(203, 100, 40, 3, second)]
+    num_rows = 246
+    q, k, v = (torch.randn(num_rows, n, dim, dtype=dtype, device=device) for n in (heads, kv_heads, kv_heads))
+    slots = torch.full((num_rows,), kv.trash_slot, device=device)  # what is read was there before
+    fast, plain = (
+        kind(kv, slots, [group], chunks, dim**-0.5)(0, q, k, v).float()
+        for kind in (PagedAttention, ReferencePagedAttention)
+    )
+    real = torch.arange(num_rows) < 243
+    error = (fast - plain)[real].abs().max().item()
+    allowed = 1e-4 if dtype == torch.float32 else 3e-2
+    return None if error <= allowed else f"largest difference {error:.2g}, {allowed:.0e} allowed"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
