@@ -6,6 +6,7 @@ Owns the layout and the wiring between its parts. Never knows the engine beyond 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,10 @@ import gradio as gr
 from fastapi import FastAPI
 
 from engine.serving.load import LoadRunner
-from viz import compare_tab, controls, header, load_panel, panels, talk, theme
+from viz import compare_tab, controls, header, load_panel, panels, replay_bar, talk, theme, trace_tab
 from viz.chat import Chat
 from viz.compare import Comparison
+from viz.lessons import tab as lessons_tab
 from viz.load_panel import LoadPanel
 from viz.options import QUICK, PageOptions
 from viz.security import ContentSecurityPolicy
@@ -36,53 +38,73 @@ class Page:
     service: Any
     load: LoadPanel
     comparison: Comparison
+    lessons: lessons_tab.Lessons
+    traces: trace_tab.TraceViewer
     options: PageOptions
 
 
 def build(service: Any, tokenizer: Any, options: PageOptions | None = None) -> Page:
-    """The page over `service` (`engine.serving.service.EngineService`), to be handed to `mount`."""
+    """The page over `service` (`engine.serving.service.EngineService`, or a recorded run), to be handed to `mount`."""
     options = options or PageOptions()
-    locked = options.lock_controls
+    is_recorded = replay_bar.is_recorded(service)
+    locked = options.lock_controls or is_recorded
     prompts = load_prompts()
     runner = LoadRunner(service, _vocabulary(tokenizer, prompts))
     load = LoadPanel(service, runner, locked)
     comparison = Comparison(service, runner, locked)
-    wall = Wall(service, tokenizer, prompts)
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(UPLOAD_KEPT_S // 4, UPLOAD_KEPT_S)
     ) as demo:
         status = header.build(service, locked)
         with gr.Tabs(elem_id="views"):
             with gr.Tab("Live", id="live"):
-                switches, send_all = controls.build(service.state(), locked, f"Send {NUM_EXAMPLES} prompts at once")
-                with gr.Row(elem_id="main"):
-                    with gr.Column(scale=5, min_width=330, elem_id="left"):
-                        with gr.Tabs(elem_id="talk") as tabs:
-                            with gr.Tab("Chat", id="chat"):
-                                chat_tab = talk.build_chat(wall.choose(3))
-                            with gr.Tab("Many at once", id="wall"):
-                                wall_tab = talk.build_wall()
-                            with gr.Tab("Workloads", id="load"):
-                                load_panel.build(load)
-                        sampling = talk.build_sampling(options)
-                    with gr.Column(scale=9, min_width=330, elem_id="right"):
-                        panels.panel_html("live")
+                if is_recorded:
+                    replay_bar.build(service, demo)
+                    panels.panel_html("live")
+                else:
+                    _build_live(service, tokenizer, options, load, [status.sync, demo.load])
             with gr.Tab("Compare", id="compare"):
                 compare_tab.build(comparison, service.state(), locked)
-        talk.wire_chat(Chat(service, tokenizer), chat_tab, sampling)
-        talk.wire_wall(wall, wall_tab, send_all, NUM_EXAMPLES, tabs, "wall", sampling)
-        controls.wire(switches, service, locked)
-        for event in (status.sync, demo.load):
-            event(lambda: controls.values(service.state(), locked), None, switches.shown, **QUICK)
+            with gr.Tab("Lessons", id="lessons"):
+                lessons = lessons_tab.build(service, None if is_recorded else runner)
+            with gr.Tab("Replay", id="replay"):
+                traces = trace_tab.build()
     demo.queue(default_concurrency_limit=None)
-    return Page(demo, service, load, comparison, options)
+    return Page(demo, service, load, comparison, lessons, traces, options)
+
+
+def _build_live(
+    service: Any, tokenizer: Any, options: PageOptions, load: LoadPanel, when_changed: Sequence[Callable[..., Any]]
+) -> None:
+    """Switches, chat and workloads beside the live panels. `when_changed` are the events upon which the switches are
+    to show again what is true."""
+    locked = options.lock_controls
+    wall = Wall(service, tokenizer, load_prompts())
+    switches, send_all = controls.build(service.state(), locked, f"Send {NUM_EXAMPLES} prompts at once")
+    with gr.Row(elem_id="main"):
+        with gr.Column(scale=5, min_width=330, elem_id="left"):
+            with gr.Tabs(elem_id="talk") as tabs:
+                with gr.Tab("Chat", id="chat"):
+                    chat_tab = talk.build_chat(wall.choose(3))
+                with gr.Tab("Many at once", id="wall"):
+                    wall_tab = talk.build_wall()
+                with gr.Tab("Workloads", id="load"):
+                    load_panel.build(load)
+            sampling = talk.build_sampling(options)
+        with gr.Column(scale=9, min_width=330, elem_id="right"):
+            panels.panel_html("live")
+    talk.wire_chat(Chat(service, tokenizer), chat_tab, sampling)
+    talk.wire_wall(wall, wall_tab, send_all, NUM_EXAMPLES, tabs, "wall", sampling)
+    controls.wire(switches, service, locked)
+    for event in when_changed:
+        event(lambda: controls.values(service.state(), locked), None, switches.shown, **QUICK)
 
 
 def mount(app: FastAPI, page: Page) -> FastAPI:
     """Serve `page` at "/" of `app`, with everything under /ui/ that its browser code asks for. Call it last: routes
     registered before win."""
     feed = panels.register_routes(app, page.service)
-    page.comparison.add_run = feed.add_run
+    page.comparison.add_run = page.lessons.add_run = page.traces.add_run = feed.add_run
 
     @app.get("/ui/state", include_in_schema=False)
     def ui_state() -> dict[str, Any]:
@@ -101,7 +123,7 @@ def mount(app: FastAPI, page: Page) -> FastAPI:
         run_history=False,
         ssr_mode=False,
         show_error=True,
-        max_file_size="4mb",
+        max_file_size="16mb",
     )
 
 

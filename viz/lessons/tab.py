@@ -19,7 +19,7 @@ from viz.chat import REFUSALS, in_words
 from viz.controls import POLICIES, SELECTIONS
 from viz.lessons import LESSONS
 from viz.lessons.lesson import Attempt, Lesson, Records, attempt, experiment, knob_values
-from viz.options import QUICK
+from viz.options import LONG, QUICK
 
 NUMBER_KNOBS = {
     "max_num_seqs": "Slots",
@@ -133,7 +133,7 @@ def build(service: Any, runner: LoadRunner | None) -> Lessons:
     shown = [text, challenge, reading, pictures, verdict, check, mark, *knobs]
     chosen.change(lessons.choose, chosen, shown, **QUICK)
     run.click(lessons.run, chosen, pictures, **QUICK)
-    send.click(lessons.send, chosen, None, **QUICK)
+    send.click(lessons.send, chosen, None, **LONG)
     attempt_.click(lessons.try_it, [chosen, *knobs], [verdict, pictures], **QUICK)
     check.click(lessons.check_live, [chosen, mark], verdict, **QUICK)
     return lessons

@@ -1,0 +1,62 @@
+"""Above the panels of a recorded run: play, pause, step, speed, and where in the run.
+
+Owns these components and what they send to `engine.serving.replay_service`. Never knows what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from viz.chat import in_words
+from viz.options import LONG, QUICK
+from viz.trace_tab import plain_words
+
+SPEEDS = [("¼ ×", 0.25), ("1 ×", 1.0), ("4 ×", 4.0), ("16 ×", 16.0)]
+
+
+def is_recorded(service: Any) -> bool:
+    """Whether there is a recording behind these doors and no engine."""
+    return "replay" in service.state()
+
+
+def build(service: Any, demo: gr.Blocks) -> None:
+    """Lay out and wire the bar; call inside a `gr.Blocks`."""
+    state = service.state()
+    gr.Markdown(
+        f"**A recorded run of {plain_words(state['model'])}.** Nothing is computed here and nobody answers; everything "
+        "else is as it was: play it, stop it, look at every step.",
+        elem_id="replay-about",
+    )
+    with gr.Row(elem_id="switches"):
+        play = gr.Button(_play_label(state), variant="primary", min_width=110, elem_id="replay-play", scale=0)
+        step = gr.Button("One step", min_width=90, elem_id="replay-step", scale=0)
+        again = gr.Button("From the start", min_width=130, elem_id="replay-again", scale=0)
+        speed = gr.Radio(
+            SPEEDS, value=1.0, label="Speed", elem_classes="segmented", elem_id="replay-speed", scale=0, min_width=10
+        )
+        position = gr.Slider(
+            0, state["replay"]["num_steps"], step=1, value=0, label="Step", elem_id="replay-step-number", min_width=260
+        )
+
+    def change(changes: Mapping[str, Any]) -> list[Any]:
+        try:
+            now = service.control(dict(changes))
+        except ValueError as error:
+            gr.Warning(in_words(error), title="Not changed")
+            now = service.state()
+        return [_play_label(now), now["step"]]
+
+    shown = [play, position]
+    play.click(lambda: change({"paused": not service.state()["paused"]}), None, shown, **LONG)
+    step.click(lambda: change({"step": 1}), None, shown, **LONG)
+    again.click(lambda: change({"seek": 0, "paused": False}), None, shown, **LONG)
+    speed.input(lambda value: change({"speed": float(value)}), speed, shown, **LONG)
+    position.release(lambda value: change({"seek": int(value)}), position, shown, **LONG)
+    demo.load(lambda: change({}), None, shown, **QUICK)
+
+
+def _play_label(state: Mapping[str, Any]) -> str:
+    return "Play" if state["paused"] else "Pause"
