@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 
 from viz.chat import REFUSALS, in_words
-from viz.options import QUICK
+from viz.options import LONG
 
 POLICIES = [
     ("static", "static"),
@@ -182,7 +182,7 @@ def wire(controls: Controls, service: Any, locked: bool) -> None:
         return change(at_start | {"paused": False, "step_delay_s": 0.0})
 
     def on(event: Any, make: Any, inputs: Any = None) -> None:
-        event(lambda *value: change(make(*value)), inputs, controls.shown, **QUICK)
+        event(lambda *value: change(make(*value)), inputs, controls.shown, **LONG)
 
     on(controls.policy.input, lambda v: {"policy": v}, controls.policy)
     on(controls.layout.input, lambda v: {"kv_layout": v}, controls.layout)
@@ -192,5 +192,5 @@ def wire(controls: Controls, service: Any, locked: bool) -> None:
     on(controls.pause.click, lambda: {"paused": not service.state()["paused"]})
     on(controls.step.click, lambda: {"step": 1})
     sizes = [controls.block_size, controls.num_blocks, controls.max_num_seqs, controls.token_budget]
-    controls.apply.click(resize, sizes, controls.shown, **QUICK)
-    controls.reset.click(reset, None, controls.shown, **QUICK)
+    controls.apply.click(resize, sizes, controls.shown, **LONG)
+    controls.reset.click(reset, None, controls.shown, **LONG)

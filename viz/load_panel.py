@@ -15,7 +15,7 @@ from engine.serving.load import LoadBusy, LoadRunner
 from engine.serving.trace_csv import TraceError, read_trace
 from engine.serving.workload import Arrivals, LengthClass, Workload, WorkloadError, WorkloadSpec, generate
 from viz.chat import REFUSALS, in_words
-from viz.options import QUICK
+from viz.options import LONG, QUICK
 from viz.presets import PRESETS, Preset
 from viz.scripts import mount_script
 
@@ -106,7 +106,7 @@ def build(panel: LoadPanel) -> None:
             button = gr.Button(
                 f"{preset.title}\n{preset.story}", elem_classes="preset", elem_id=f"preset-{preset.name}"
             )
-            button.click(lambda chosen=preset: panel.run_preset(chosen), None, None, **QUICK)
+            button.click(lambda chosen=preset: panel.run_preset(chosen), None, None, **LONG)
     with gr.Accordion("A production trace (Azure's format)", open=False):
         gr.Markdown(
             "A CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`, at most 4 MB. "
@@ -117,7 +117,7 @@ def build(panel: LoadPanel) -> None:
             count = gr.Number(100, precision=0, minimum=1, maximum=MAX_REQUESTS, label="Requests", min_width=90)
             speed = gr.Number(1, minimum=0.1, maximum=1000, label="Times as fast", min_width=90)
             gr.Button("Replay", min_width=90, elem_id="replay-trace").click(
-                panel.run_trace, [trace, count, speed], None, **QUICK
+                panel.run_trace, [trace, count, speed], None, **LONG
             )
     with gr.Accordion("Your own workload", open=False, elem_id="own-workload"):
         _own(panel)
@@ -158,7 +158,7 @@ def _own(panel: LoadPanel) -> None:
         panel.run_own(dict(zip(inputs, numbers, strict=True)))
 
     gr.Button("Start", variant="primary", size="sm", elem_id="own-start").click(
-        run, list(inputs.values()), None, **QUICK
+        run, list(inputs.values()), None, **LONG
     )
 
 

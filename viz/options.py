@@ -21,13 +21,9 @@ class PageOptions:
     max_tokens: int = 256
 
 
-QUICK: dict[str, Any] = {
-    "show_progress": "hidden",
-    "api_visibility": "private",
-    "concurrency_limit": None,
-    "queue": False,
-}
-"""Handlers that answer at once: they never queue behind an answer that is still growing."""
-
 LONG: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-"""Handlers that stream. Without the limit lifted people would wait for each other before the engine saw them."""
+"""Handlers that stream, or that may have to say no (only queued ones can). Without the limit lifted people would wait
+for each other before the engine saw them."""
+
+QUICK: dict[str, Any] = LONG | {"queue": False}
+"""Handlers that answer at once and never complain."""
