@@ -12,6 +12,7 @@ import traceback
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -72,6 +73,10 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), headers={"Retry-After": "5"})
         case ClientGone():
             return ApiError(499, "the client closed the connection")
+        case RequestValidationError():  # the framework's own reading of a query; it would answer 422
+            first = error.errors()[0]
+            name = str(first["loc"][-1])
+            return ApiError(400, f"{name}: {first['msg']}", param=name)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
     frames = "".join(traceback.format_tb(error.__traceback__))
@@ -85,7 +90,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
 
-    for kind in (ApiError, InvalidRequest, QueueFull, EngineDead, HTTPException):
+    for kind in (ApiError, InvalidRequest, QueueFull, EngineDead, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
     app.add_middleware(_CatchAll)
 
