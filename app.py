@@ -22,7 +22,8 @@ def load(options: cli.Options) -> Loaded:
         engine.tokenizer,
         HttpOptions(engine.model_name, options.api_key, options.lock_controls),
     )
-    page_options = page.PageOptions(lock_controls=options.lock_controls)
+    # An attached server is not ours to steer.
+    page_options = page.PageOptions(lock_controls=options.lock_controls or options.attach is not None)
     page.mount(app, page.build(engine.service, engine.tokenizer, page_options))
     engine.service.start()
     return Loaded(app, engine.close, engine.summary)
@@ -32,6 +33,7 @@ def main() -> int:
     """Exit code 0 after an orderly end, 2 when what was asked for cannot be served."""
     options = cli.parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request we send
     try:
         serve(listen(options.host, options.port), partial(load, options))
     except cli.CannotStart as error:

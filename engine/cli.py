@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from engine.scheduling.sampling_params import InvalidRequest
 from engine.settings import DECODE_SELECTIONS, KV_LAYOUTS, POLICIES, POLICY_ALIASES, EngineSettings
@@ -68,6 +69,7 @@ class Options:
     port: int = 7860
     record: Path | None = None
     replay: Path | None = None
+    attach: str | None = None
 
     def engine_settings(self, device: str, max_model_len: int, num_blocks: int | None = None) -> EngineSettings:
         """The engine's settings on `device` ("cpu" or "cuda") for a model whose context is `max_model_len`.
@@ -199,6 +201,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--record", type=Path, metavar="FILE", help="write the run's trace")
     add("--replay", type=Path, metavar="FILE", help="show a saved trace, without a model")
+    add("--attach", metavar="URL", help="put the page in front of an OpenAI-compatible server that runs already")
     return parser
 
 
@@ -218,6 +221,8 @@ def _check(options: Options) -> None:
         raise InvalidRequest("--served-model-name must not be empty")
     if options.replay is not None:
         _check_replay(options)
+    if options.attach is not None:
+        _check_attach(options)
     if options.record is not None and (options.record.is_dir() or not options.record.absolute().parent.is_dir()):
         raise InvalidRequest(f"--record {options.record}: not a file in a folder that exists")
 
@@ -229,6 +234,17 @@ def _check_replay(options: Options) -> None:
         raise InvalidRequest("--replay shows a saved run without a model; leave --model out")
     if options.replay is not None and not options.replay.is_file():
         raise InvalidRequest(f"--replay {options.replay}: there is no such file")
+
+
+def _check_attach(options: Options) -> None:
+    for name in ("record", "replay"):
+        if getattr(options, name) is not None:
+            raise InvalidRequest(f"--attach shows another server and knows no records of it; leave --{name} out")
+    if options.model != "auto":
+        raise InvalidRequest("--attach uses the other server's model; leave --model out")
+    address = urlsplit(options.attach or "")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise InvalidRequest("--attach needs an address such as http://127.0.0.1:8000")
 
 
 def _given(value: int | None, default: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+REMOTE_KEY_VARIABLE = "OPENAI_API_KEY"
+"""The key of a server that the page is attached to, where it needs one."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ def launch(options: Options) -> Launched:
     """Load what `options` ask for. Raises CannotStart, before weights are read wherever that can be known."""
     if options.replay is not None:
         return _launch_replay(options.replay)
+    if options.attach is not None:
+        return _launch_attached(options.attach, os.environ.get(REMOTE_KEY_VARIABLE) or None)
     from engine.text.tokenizer_files import TextError
 
     try:
@@ -65,6 +71,19 @@ def _launch_replay(path: Path) -> Launched:
     except (TraceError, OSError) as error:
         raise CannotStart(f"--replay {path}: {error}") from None
     return Launched(service, RemoteTexts(), service.model_name, f"the recorded run {path.name}, no model", service.stop)
+
+
+def _launch_attached(url: str, api_key: str | None) -> Launched:
+    from engine.serving.attached_service import AttachedService
+    from engine.serving.remote_client import RemoteFailure, first_model
+
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        model = first_model(base, api_key)
+    except RemoteFailure as error:
+        raise CannotStart(f"--attach {url}: {error}") from None
+    service = AttachedService(base, model.name, api_key, model.max_model_len)
+    return Launched(service, RemoteTexts(), model.name, f"{model.name} on {base}", service.stop)
 
 
 def _launch_engine(options: Options) -> Launched:

@@ -53,22 +53,29 @@ class _Job:
 
 
 class _Tally:
-    """Counts what `usage` tells, the same way for streams and whole answers."""
+    """Counts what `usage` tells, the same way for streams and whole answers.
+
+    An answer's own metrics are right where they exist; only those that broke off are counted here.
+    """
 
     def __init__(self, job: _Job) -> None:
         self._job = job
-        self._completion_tokens = 0
+        self._prompt_tokens = [len(prompt) for prompt in job.prompts]
+        self._completion_tokens = [0] * len(job.streams)
         self._cached_tokens = 0
 
     def count(self, index: int, chunk: StreamChunk) -> None:
-        """Take `chunk` of choice `index` into account; what was cached is counted with a prompt's first answer."""
-        self._completion_tokens += len(chunk.token_ids)
-        if chunk.metrics is not None and index % self._job.n == 0:
-            self._cached_tokens += chunk.metrics.num_cached_tokens
+        """Take `chunk` of choice `index` into account; what a prompt is counts once, with its first answer."""
+        self._completion_tokens[index] += len(chunk.token_ids)
+        if chunk.metrics is not None:
+            self._completion_tokens[index] = chunk.metrics.num_output_tokens
+            if index % self._job.n == 0:
+                self._prompt_tokens[index // self._job.n] = chunk.metrics.num_prompt_tokens
+                self._cached_tokens += chunk.metrics.num_cached_tokens
 
     def usage(self) -> Usage:
         """The counts so far."""
-        return Usage(sum(len(prompt) for prompt in self._job.prompts), self._completion_tokens, self._cached_tokens)
+        return Usage(sum(self._prompt_tokens), sum(self._completion_tokens), self._cached_tokens)
 
 
 def openai_router(service: EngineService, tokenizer: Tokenizer | RemoteTexts, model_name: str) -> APIRouter:

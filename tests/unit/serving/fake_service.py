@@ -35,6 +35,7 @@ class FakeTokenizer:
 
 @dataclass(frozen=True)
 class Metric:
+    num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
 
@@ -66,7 +67,7 @@ class FakeStream:
             await asyncio.sleep(0.01)
         for i, token in enumerate(self.prompt[:limit]):
             if self.cancelled:
-                yield Chunk(finish_reason="abort", metrics=Metric(i, 0))
+                yield Chunk(finish_reason="abort", metrics=Metric(len(self.prompt), i, 0))
                 return
             if chr(token) == "E":
                 yield Chunk(finish_reason="error", error="its logits were not numbers")
@@ -79,7 +80,7 @@ class FakeStream:
                 logprobs = (SampledToken(token, -0.25, top),)
             yield Chunk(chr(token), (token,), logprobs)
         reason = "length" if limit == self.params.max_tokens else "stop"
-        yield Chunk(finish_reason=reason, metrics=Metric(limit, 1))
+        yield Chunk(finish_reason=reason, metrics=Metric(len(self.prompt), limit, 1))
 
     def cancel(self) -> None:
         self.cancelled = True
