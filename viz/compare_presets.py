@@ -117,8 +117,8 @@ QUESTIONS = (
     ),
     Question(
         "chunks",
-        "Who waits for a long one?",
-        "Prefill first makes everyone wait for it; mixed reads it in chunks beside their decoding.",
+        "One long prompt",
+        "Prefill first lets everyone wait for it, continuous reads it in chunks. What do the others feel?",
         "One long prompt",
         _side("prefill_first"),
         _side("mixed"),

@@ -56,6 +56,7 @@ function metricsLine(m) {
 export function drawAnswer(box, answer) {
   if (!box.parts) {
     box.parts = { head: el("div", { class: "pg-answer-head" }), text: el("div", { class: "pg-text" }), foot: el("div", { class: "pg-foot" }) };
+    if (box.classList.contains("pg-card")) box.parts.text.tabIndex = 0; // it scrolls: arrow keys must reach it
     box.prepend(box.parts.head);
     box.append(box.parts.text, box.parts.foot);
     box.seen = {};
@@ -91,10 +92,12 @@ function drawFoot(foot, answer) {
 
 /** A growing text keeps its node. */
 function growText(node, text) {
+  const sticks = node.scrollHeight - node.scrollTop - node.clientHeight < 24;
   const last = node.firstChild;
   const grows = last && node.childNodes.length === 1 && last.nodeType === Node.TEXT_NODE && text.startsWith(last.data);
   if (grows) last.appendData(text.slice(last.data.length));
   else setText(node, text);
+  if (sticks) node.scrollTop = node.scrollHeight;
 }
 
 function colour(box) {
