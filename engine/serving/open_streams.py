@@ -20,7 +20,7 @@ from engine.text.tokenizer import Tokenizer
 class OpenStreams:
     """`cancel` is what a stream calls, with its request's id, when its reader leaves early."""
 
-    def __init__(self, tokenizer: Tokenizer | None, cancel: Callable[[int], None]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, cancel: Callable[[int], object]) -> None:
         self._tokenizer = tokenizer
         self._cancel = cancel
         self._streams: dict[int, RequestStream] = {}

@@ -22,6 +22,7 @@ from engine.scheduling.request import FinishReason, Request
 from engine.scheduling.sampling_params import InvalidRequest, SamplingParams
 from engine.serving import pacing
 from engine.serving.inbox import Inbox
+from engine.serving.intake import Intake
 from engine.serving.open_streams import OpenStreams
 from engine.serving.pacing import Pacing
 from engine.serving.service_errors import EngineDead, QueueFull
@@ -31,7 +32,6 @@ from engine.settings import CHANGEABLE, EngineSettings
 from engine.telemetry.journal import Journal
 from engine.telemetry.record import StepRecord, Wait
 from engine.telemetry.ring import RecordRing, Steps
-from engine.text.assembler import stop_checker
 from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class EngineService:
         self._inbox = Inbox()
         self._num_new = 0  # requests in the inbox
         self._streams = OpenStreams(tokenizer, self.abort)
+        self._intake = Intake(tokenizer, eos_token_ids, vocab_size)
         self._next_id = 1
         self._thread: threading.Thread | None = None
         self._failure: str | None = "the engine has not started"
@@ -136,10 +137,8 @@ class EngineService:
         Raises InvalidRequest for what can never run, QueueFull when too many wait, EngineDead when nothing runs.
         """
         prompt = tuple(prompt_token_ids)
-        self._check_prompt(prompt)
-        limit = self.engine.context_limit - len(prompt)
-        max_tokens = min(params.max_tokens or limit, limit)
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self.engine.check_fits(len(prompt))
+        self._intake.check_vocabulary(prompt)
         with self._inbox.lock:
             if self._failure is not None or self._stopping:
                 raise EngineDead(self._failure or "the engine is stopping")
@@ -149,23 +148,11 @@ class EngineService:
                     f"{waiting} requests wait already and at most {most} may (this one would add {params.n}); "
                     "try again in a moment, or start the server with a larger --max-queue"
                 )
-            first_id = self._next_id
+            family = self._intake.family(self._next_id, prompt, params, self.engine.context_limit, self.clock())
             self._next_id += params.n
-            streams = []
-            for i in range(params.n):
-                request = Request(
-                    request_id=first_id + i,
-                    prompt_token_ids=prompt,
-                    params=params,
-                    max_tokens=max_tokens,
-                    seed=seed + i,
-                    eos_token_ids=self.eos_token_ids,
-                    completes_stop=self._stop_checker(params),
-                    sibling_of=first_id if i else None,
-                    arrival_s=self.clock(),
-                )
-                streams.append(self._streams.open(request, client))
-                self._num_new += 1
+            self._num_new += params.n
+            streams = [self._streams.open(request, client) for request in family]
+            for request in family:
                 self._inbox.post(partial(self._add, request))
         return streams
 
@@ -237,20 +224,6 @@ class EngineService:
     def watch(self) -> None:
         """Somebody looks: keeps a paused engine paused."""
         self._pacing.watch()
-
-    def _check_prompt(self, prompt: tuple[int, ...]) -> None:
-        self.engine.check_fits(len(prompt))
-        most = self.vocab_size - 1 if self.vocab_size is not None else sys.maxsize
-        wrong = next((token_id for token_id in prompt if not 0 <= token_id <= most), None)
-        if wrong is not None:
-            raise InvalidRequest(f"token id {wrong} is not in the vocabulary (0 to {most})", "prompt")
-
-    def _stop_checker(self, params: SamplingParams) -> Callable[[int], bool] | None:
-        if not params.stop:
-            return None
-        if self.tokenizer is None:
-            raise InvalidRequest("stop strings need a tokenizer, and this engine has none", "stop")
-        return stop_checker(self.tokenizer, params.stop, params.min_tokens)
 
     # -- the engine thread -------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class RequestStream:
         params: SamplingParams,
         assembler: TextAssembler | None,
         eos_token_ids: frozenset[int],
-        cancel: Callable[[int], None],
+        cancel: Callable[[int], object],
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
