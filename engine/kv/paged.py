@@ -13,7 +13,7 @@ from engine.kv import prefix_index
 from engine.kv.block_pool import BlockPool
 from engine.kv.changes import ChangeLog
 from engine.kv.layout import Admission, Changes, Shortage
-from engine.kv.prefix_index import ROOT_DIGEST, PrefixEntry, PrefixIndex
+from engine.kv.prefix_index import PrefixEntry, PrefixIndex
 from engine.scheduling.plan import BlockCopy
 from engine.scheduling.request import Request
 
@@ -202,6 +202,9 @@ class PagedLayout:
     def _block_tokens(self, request: Request, index: int) -> tuple[int, ...]:
         return request.tokens(index * self.block_size, (index + 1) * self.block_size)
 
+    def _digest(self, parent: PrefixEntry | None, token_ids: tuple[int, ...]) -> bytes:
+        return prefix_index.block_digest(parent.digest if parent else self._index.root_digest, token_ids)
+
     def _find_prefix(self, request: Request) -> list[PrefixEntry]:
         """The published entries of the longest known prefix that leaves at least one token to compute."""
         chain: list[PrefixEntry] = []
@@ -210,7 +213,7 @@ class PagedLayout:
         parent: PrefixEntry | None = None
         for index in range((request.num_tokens - 1) // self.block_size):
             token_ids = self._block_tokens(request, index)
-            digest = prefix_index.block_digest(parent.digest if parent else ROOT_DIGEST, token_ids)
+            digest = self._digest(parent, token_ids)
             parent = self._index.find(digest, parent, token_ids)
             if parent is None:
                 break
@@ -221,7 +224,7 @@ class PagedLayout:
         """Make the full block at `index` of the table findable; False ends the chain (a digest collision)."""
         parent = holding.chain[-1] if holding.chain else None
         token_ids = self._block_tokens(request, index)
-        digest = prefix_index.block_digest(parent.digest if parent else ROOT_DIGEST, token_ids)
+        digest = self._digest(parent, token_ids)
         entry = self._index.publish(holding.table[index], digest, parent, token_ids)
         if entry is None:
             holding.chain_ended = True

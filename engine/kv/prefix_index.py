@@ -7,11 +7,10 @@ The idea is vLLM's automatic prefix caching: a full block is named by its own to
 from __future__ import annotations
 
 import hashlib
+import secrets
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-ROOT_DIGEST = b""
 
 
 def block_digest(parent_digest: bytes, token_ids: Sequence[int]) -> bytes:
@@ -35,6 +34,9 @@ class PrefixIndex:
     same object, and nothing is left to compare.)"""
 
     def __init__(self) -> None:
+        self.root_digest = secrets.token_bytes(16)
+        """The parent digest of first blocks, a secret of this index: digests are shown, and nobody who sees one is to
+        find out by trying what a prompt was."""
         self._by_digest: dict[bytes, PrefixEntry] = {}
         self._by_block: dict[int, PrefixEntry] = {}
 
@@ -75,10 +77,6 @@ class PrefixIndex:
     def block_ids(self) -> list[int]:
         """All findable blocks."""
         return list(self._by_block)
-
-    def digest_of(self, block_id: int) -> bytes:
-        """The digest under which a findable block is found."""
-        return self._by_block[block_id].digest
 
 
 def _is_same_prefix(one: PrefixEntry | None, other: PrefixEntry | None) -> bool:

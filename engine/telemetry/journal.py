@@ -7,7 +7,6 @@ any. Never knows a scheduler, and keeps no token once it has its number.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -86,8 +85,6 @@ class Journal:
     def __init__(self, start_s: float, settings: Mapping[str, Any], capacity: int = 4096) -> None:
         self.start_s = start_s
         self.settings = dict(settings)
-        self.key = secrets.token_bytes(16)
-        """Seals the digests of prefixes in what is told of this run."""
         self._numbers = PrefixNumbers()
         self._places: dict[int, Place] = {}
         self._inputs: list[Input] = []

@@ -14,7 +14,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,14 +40,6 @@ class Recorded(Protocol):
         """The newest snapshot."""
 
 
-@dataclass(frozen=True)
-class _Start:
-    """A run begins: write to a new file from here on."""
-
-    header: Header
-    key: bytes
-
-
 class TraceRecorder:
     """A listener of step records that writes a trace. Hand it to `EngineService.add_listener`, and `close` it at last.
 
@@ -72,8 +63,9 @@ class TraceRecorder:
         self._num_bytes = 0
         self._stopped: str | None = None
         self._journal = service.journal
-        self._start(_Start(header_of(service), self._journal.key))
-        self._waiting: queue.Queue[tuple[StepRecord, Entry] | _Start | None] = queue.Queue(MAX_WAITING)
+        self._start(header_of(service))
+        # A header begins a new file; None ends the last one.
+        self._waiting: queue.Queue[tuple[StepRecord, Entry] | Header | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write_all, name="trace", daemon=True)
         self._thread.start()
 
@@ -89,7 +81,7 @@ class TraceRecorder:
         try:
             if self._service.journal is not self._journal:
                 self._journal = self._service.journal
-                self._waiting.put_nowait(_Start(header_of(self._service), self._journal.key))
+                self._waiting.put_nowait(header_of(self._service))
             entry = self._journal.newest
             assert entry is not None
             assert entry.step == record.step
@@ -122,8 +114,8 @@ class TraceRecorder:
             if self._fd >= 0:
                 os.close(self._fd)
 
-    def _write(self, item: tuple[StepRecord, Entry] | _Start) -> None:
-        if isinstance(item, _Start):
+    def _write(self, item: tuple[StepRecord, Entry] | Header) -> None:
+        if isinstance(item, Header):
             os.close(self._fd)
             try:
                 self._start(item)
@@ -131,7 +123,7 @@ class TraceRecorder:
                 self._fd = -1
                 self._stop(error.strerror or str(error))
             return
-        line = step_line(*item, self._key)
+        line = step_line(*item)
         if self._num_bytes + len(line) > self._max_bytes:
             why = f"the file has reached its limit of {self._max_bytes >> 20} MB"
             self._put(end_line(why))
@@ -139,13 +131,12 @@ class TraceRecorder:
         else:
             self._put(line)
 
-    def _start(self, run: _Start) -> None:
+    def _start(self, header: Header) -> None:
         self._num_files += 1
         name = self._path if self._num_files == 1 else self._path.with_stem(f"{self._path.stem}-{self._num_files}")
         self._fd = self._open_file(name)
         self._num_bytes = 0
-        self._key = run.key
-        self._put(header_line(run.header))
+        self._put(header_line(header))
 
     def _put(self, line: str) -> None:
         """One line, whole or not at all."""

@@ -43,10 +43,10 @@ def iter_jsonl(service: Traced) -> Iterator[str]:
     steps = service.steps()
     yield header_line(header) + "\n"
     if steps.base is not None and steps.base.step > 0:
-        yield base_line(steps.base, journal.key) + "\n"
+        yield base_line(steps.base) + "\n"
     entries = {entry.step: entry for entry in journal.entries(steps.oldest, steps.newest)}
     for record in steps.records:
-        yield step_line(record, entries.get(record.step), journal.key) + "\n"
+        yield step_line(record, entries.get(record.step)) + "\n"
 
 
 def iter_perfetto(service: Traced) -> Iterator[str]:

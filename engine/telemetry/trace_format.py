@@ -8,14 +8,13 @@ Owns the schema, version `SCHEMA_VERSION`. A trace is JSON lines:
     {"end": "why nothing follows"}                                  the last line, if recording ended in order
 
 A record's empty fields are left out. No line holds a token or a text that somebody typed: prompts and answers are
-numbers that say who shares a prefix with whom (`engine.telemetry.prefix_numbers`), and the digests of prefixes are
-keyed anew for each trace, so that nobody can try out what a prompt was. Never knows files.
+numbers that say who shares a prefix with whom (`engine.telemetry.prefix_numbers`), and the digests of prefixes begin
+with a secret of the engine's own (`engine.kv.prefix_index`). Never knows files.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,17 +67,15 @@ def header_line(header: Header) -> str:
     return _dumps({"trace": NAME, "version": header.version, **rest})
 
 
-def base_line(base: BlockMap, key: bytes) -> str:
+def base_line(base: BlockMap) -> str:
     """The block map before the first step."""
-    sealed = [[block, _sealed(head, key)] for block, head in sorted(base.cached.items())]
-    return _dumps({"base": base.to_dict() | {"cached": sealed}})
+    return _dumps({"base": base.to_dict()})
 
 
-def step_line(record: StepRecord, entry: Entry | None, key: bytes) -> str:
-    """One step; `key` is the trace's own secret, forgotten when it ends."""
+def step_line(record: StepRecord, entry: Entry | None) -> str:
+    """One step."""
     raw = record.to_dict()
     raw["time_s"] = record.time_s  # unrounded: the wait of a static cohort is decided by it
-    raw["cached"] = [[block, _sealed(head, key)] for block, head in record.blocks.cached]
     line: dict[str, Any] = {"step": {name: value for name, value in raw.items() if value not in ([], {}, None)}}
     if entry is not None and entry.inputs:
         line["inputs"] = [_input(item) for item in entry.inputs]
@@ -95,10 +92,6 @@ def end_line(why: str) -> str:
 def _input(item: Input) -> dict[str, Any]:
     name = {Arrival: "arrival", Abort: "abort", Change: "change"}[type(item)]
     return {"type": name} | {key: value for key, value in dataclasses.asdict(item).items() if value is not None}
-
-
-def _sealed(head: str, key: bytes) -> str:
-    return hashlib.blake2b(head.encode(), digest_size=4, key=key).hexdigest()
 
 
 def _dumps(value: Any) -> str:

@@ -126,7 +126,7 @@ def trace_text(engine: Engine, records: list[StepRecord]) -> str:
     journal = engine.journal
     entries = {entry.step: entry for entry in journal.entries(0, 1 << 60)}
     lines = [header_line(Header("e" * 16, journal.start_s, journal.settings, {"model": "simulated"}))]
-    lines += [step_line(record, entries[record.step], journal.key) for record in records]
+    lines += [step_line(record, entries[record.step]) for record in records]
     return "\n".join(lines) + "\n"
 
 
