@@ -23,7 +23,8 @@ def load(options: cli.Options) -> Loaded:
         HttpOptions(engine.model_name, options.api_key, options.lock_controls),
     )
     # An attached server is not ours to steer.
-    page_options = page.PageOptions(lock_controls=options.lock_controls or options.attach is not None)
+    is_locked = options.lock_controls or options.attach is not None
+    page_options = page.PageOptions(lock_controls=is_locked, sampling=engine.sampling)
     page.mount(app, page.build(engine.service, engine.tokenizer, page_options))
     engine.service.start()
     return Loaded(app, engine.close, engine.summary)

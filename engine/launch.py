@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class Launched:
     """A service that has not been started yet, and what was loaded for it.
 
     `service` has the doors of `EngineService`; a recorded run has them too, though no tokenizer and nobody who answers.
-    `close` ends the engine, then the recording.
+    `close` ends the engine, then the recording. `sampling` is what the model's makers recommend.
     """
 
     service: Any
@@ -45,6 +45,7 @@ class Launched:
     model_name: str
     summary: str
     close: Callable[[], None]
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def launch(options: Options) -> Launched:
@@ -89,6 +90,7 @@ def _launch_attached(url: str, api_key: str | None) -> Launched:
 def _launch_engine(options: Options) -> Launched:
     # Here, because a recorded run needs neither torch nor the seconds that importing it takes.
     from engine.loading import load_model, open_model
+    from engine.model.sampling_defaults import sampling_defaults
     from engine.serving.service import EngineService
 
     opened = open_model(options.model, options.device, options.dtype)
@@ -108,7 +110,7 @@ def _launch_engine(options: Options) -> Launched:
     )
     close = service.stop if options.record is None else _recording(service, options.record)
     summary = f"{name}, {loaded.info['dtype']} on {loaded.info['device']}"
-    return Launched(service, loaded.tokenizer, name, summary, close)
+    return Launched(service, loaded.tokenizer, name, summary, close, sampling_defaults(loaded.source.path))
 
 
 def _recording(service: Any, path: Path) -> Callable[[], None]:

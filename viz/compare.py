@@ -141,6 +141,8 @@ class Comparison:
             self._is_measuring = False
             self._service.control(before)
         basis = "Measured on the real model, one after the other, each from an empty prefix cache."
+        if workload.spec.asked_tokens_factor > 1:
+            basis += " There nobody's answer ends early, so that everybody asks for exactly what it gets."
         yield self._result(asked, workload, sides, basis)
 
     def _result(
