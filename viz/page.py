@@ -16,7 +16,7 @@ import gradio as gr
 from fastapi import FastAPI
 
 from engine.serving.load import LoadRunner
-from viz import compare_tab, controls, header, load_panel, panels, replay_bar, talk, theme, trace_tab
+from viz import client_api, compare_tab, controls, header, load_panel, panels, replay_bar, talk, theme, trace_tab
 from viz.chat import Chat
 from viz.compare import Comparison
 from viz.lessons import tab as lessons_tab
@@ -59,7 +59,7 @@ def build(service: Any, tokenizer: Any, options: PageOptions | None = None) -> P
         with gr.Tabs(elem_id="views"):
             with gr.Tab("Live", id="live"):
                 if is_recorded:
-                    replay_bar.build(service, demo)
+                    replay_bar.build(service, demo, options.lock_controls)
                     panels.panel_html("live")
                 else:
                     _build_live(service, tokenizer, options, load, [status.sync, demo.load])
@@ -95,6 +95,7 @@ def _build_live(
             panels.panel_html("live")
     talk.wire_chat(Chat(service, tokenizer), chat_tab, sampling)
     talk.wire_wall(wall, wall_tab, send_all, NUM_EXAMPLES, tabs, "wall", sampling)
+    client_api.build(service, tokenizer)
     controls.wire(switches, service, locked)
     for event in when_changed:
         event(lambda: controls.values(service.state(), locked), None, switches.shown, **QUICK)

@@ -23,7 +23,7 @@ def llama_server(binary: Path, gguf: Path, slots: int, context: int, threads: in
     """Its URL while the block runs. `context` is what each of the `slots` gets. Raises ServerError."""
     port = free_port()
     command = [str(binary), "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "--parallel", str(slots)]
-    command += ["--ctx-size", str(slots * context), "--threads", str(threads), "--no-webui"]
+    command += ["--ctx-size", str(slots * context), "--threads", str(threads), "--no-webui", "--metrics"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
