@@ -135,7 +135,9 @@ class TorchRunner:
 
     def _logits(self, passes: list[tuple[Model, PackedPass]]) -> Tensor | None:
         """(M, vocab) of the rows that sample, pass after pass; None when none does."""
-        logits = self.graphs.logits(passes[0][1]) if self.graphs is not None and len(passes) == 1 else None
+        logits = None
+        if self.graphs is not None and [model for model, _ in passes] == [self.graphs.model]:
+            logits = self.graphs.logits(passes[0][1])
         if logits is not None:
             one = passes[0][1]
             is_all = len(one.sampling) == one.num_rows

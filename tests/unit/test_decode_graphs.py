@@ -99,3 +99,19 @@ def test_warming_up_captures_all_sizes_up_to_the_most(rand: Path) -> None:
     assert sorted(made.graphs._steps) == [(1, 16), (2, 16), (4, 16), (8, 16)]
     made.reset_pool(NUM_BLOCKS, 16)
     assert made.graphs._steps, "a pool of the same shape keeps its graphs"
+
+
+def test_a_prompts_last_token_alone_is_computed_by_the_form_for_prompts(
+    rand: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A step of single prompt tokens looks like a decode step, but the graphs hold the form for answers."""
+    other = load_fast(tiny_models.rand(tmp_path_factory.mktemp("other"), seed=1), torch.float32).model
+    answers = []
+    for use_graphs in (True, False):
+        model = load_fast(rand, torch.float32).model
+        model.answer_form = other
+        made = TorchRunner(model, NUM_BLOCKS, 16, torch.float32, vocab_size=260, use_graphs=use_graphs)
+        requests = [request(i, prompt, 6) for i, prompt in enumerate(PROMPTS[:4])]
+        Driver(made, NUM_BLOCKS, 16).finish(requests, chunk=1)
+        answers.append([r.output_token_ids for r in requests])
+    assert answers[0] == answers[1]
