@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NoReturn
@@ -136,7 +137,8 @@ class AttachedService:
 
     def abort(self, request_id: int) -> None:
         """Close a request's connection, which tells the other server to stop."""
-        self._loop.call_soon_threadsafe(self._cancel, request_id)
+        with suppress(RuntimeError):  # the loop is closed: everything has been aborted
+            self._loop.call_soon_threadsafe(self._cancel, request_id)
 
     def abort_client(self, client: str) -> None:
         """All of one client."""
@@ -192,9 +194,18 @@ class AttachedService:
         try:
             self._loop.run_forever()
         finally:
-            for request_id in list(self._open):
-                self._cancel(request_id)
-            self._loop.run_until_complete(self._client.aclose())
+            self._loop.run_until_complete(self._hang_up())
+            self._loop.close()
+
+    async def _hang_up(self) -> None:
+        """End what is on its way; each request's own task tells its stream."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for request_id in list(self._open):
+            self._cancel(request_id)
+        await self._client.aclose()
 
     async def _watch_server(self) -> None:
         while True:

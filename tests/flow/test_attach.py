@@ -164,6 +164,19 @@ def test_a_server_that_breaks_off_is_told_in_words() -> None:
     attached.close()
 
 
+def test_closing_ends_what_is_on_its_way(pair: Pair) -> None:
+    service, _, behind, _ = pair
+    attached = launch(Options(attach=behind))
+    attached.service.start()
+    service.control({"paused": True})
+    stream = attached.service.submit((5, 6), SamplingParams(max_tokens=4))[0]
+    wait_until(lambda: bool(service.state()["pending_prefill"]))
+    attached.close()
+    assert stream.result(20).finish_reason == "abort"
+    wait_until(lambda: service.state()["pending_prefill"] == [])
+    service.control({"paused": False})
+
+
 def test_metrics_of_the_front_count_our_requests(pair: Pair) -> None:
     before = httpx.get(pair[3] + "/metrics").text
     assert "tiny_vllm:requests_arrived_total" in before
