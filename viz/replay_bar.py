@@ -1,4 +1,4 @@
-"""Above the panels of a recorded run: play, pause, step, speed, and where in the run.
+"""Above the panels of a recorded run: play, pause, step, speed.
 
 Owns these components and what they send to `engine.serving.replay_service`. Never knows what is recorded.
 """
@@ -22,40 +22,35 @@ def is_recorded(service: Any) -> bool:
     return "replay" in service.state()
 
 
-def build(service: Any, demo: gr.Blocks) -> None:
-    """Lay out and wire the bar; call inside a `gr.Blocks`."""
+def build(service: Any, demo: gr.Blocks, locked: bool) -> None:
+    """Lay out and wire the bar; call inside a `gr.Blocks`. `locked`: it plays, and nobody can stop it for everybody."""
     state = service.state()
+    free = {"interactive": not locked}
     gr.Markdown(
         f"**A recorded run of {plain_words(state['model'])}.** Nothing is computed here and nobody answers; everything "
         "else is as it was: play it, stop it, look at every step.",
         elem_id="replay-about",
     )
     with gr.Row(elem_id="switches"):
-        play = gr.Button(_play_label(state), variant="primary", min_width=110, elem_id="replay-play", scale=0)
-        step = gr.Button("One step", min_width=90, elem_id="replay-step", scale=0)
-        again = gr.Button("From the start", min_width=130, elem_id="replay-again", scale=0)
-        speed = gr.Radio(
-            SPEEDS, value=1.0, label="Speed", elem_classes="segmented", elem_id="replay-speed", scale=0, min_width=10
-        )
-        position = gr.Slider(
-            0, state["replay"]["num_steps"], step=1, value=0, label="Step", elem_id="replay-step-number", min_width=260
-        )
+        play = gr.Button(_play_label(state), variant="primary", min_width=110, elem_id="replay-play", scale=0, **free)
+        step = gr.Button("One step", min_width=90, elem_id="replay-step", scale=0, **free)
+        again = gr.Button("From the start", min_width=130, elem_id="replay-again", scale=0, **free)
+        look = {"elem_classes": "segmented", "scale": 0, "min_width": 10}
+        speed = gr.Radio(SPEEDS, value=1.0, label="Speed", elem_id="replay-speed", **look, **free)
 
-    def change(changes: Mapping[str, Any]) -> list[Any]:
+    def change(changes: Mapping[str, Any]) -> str:
         try:
-            now = service.control(dict(changes))
+            now = service.control({} if locked else dict(changes))
         except ValueError as error:
             gr.Warning(in_words(error), title="Not changed")
             now = service.state()
-        return [_play_label(now), now["step"]]
+        return _play_label(now)
 
-    shown = [play, position]
-    play.click(lambda: change({"paused": not service.state()["paused"]}), None, shown, **LONG)
-    step.click(lambda: change({"step": 1}), None, shown, **LONG)
-    again.click(lambda: change({"seek": 0, "paused": False}), None, shown, **LONG)
-    speed.input(lambda value: change({"speed": float(value)}), speed, shown, **LONG)
-    position.release(lambda value: change({"seek": int(value)}), position, shown, **LONG)
-    demo.load(lambda: change({}), None, shown, **QUICK)
+    play.click(lambda: change({"paused": not service.state()["paused"]}), None, play, **LONG)
+    step.click(lambda: change({"step": 1}), None, play, **LONG)
+    again.click(lambda: change({"seek": 0, "paused": False}), None, play, **LONG)
+    speed.input(lambda value: change({"speed": float(value)}), speed, play, **LONG)
+    demo.load(lambda: change({}), None, play, **QUICK)
 
 
 def _play_label(state: Mapping[str, Any]) -> str:

@@ -20,8 +20,8 @@ FRAGMENTATION = Lesson(
     a=Side("contiguous", {"kv_layout": "contiguous", "num_blocks": 27, "block_size": 8, "max_num_seqs": 8}),
     b=Side("paged", {"kv_layout": "paged", "num_blocks": 27, "block_size": 8, "max_num_seqs": 8}),
     look=(
-        "**Block grid**, contiguous: striped blocks are reserved and empty; B and D leave holes of three blocks.",
-        "F needs four: enough are free, no four of them side by side. **Why?** says so.",
+        "**KV blocks**, contiguous: striped blocks are reserved and empty; B and D leave holes of three blocks.",
+        "F needs four: enough are free, no four of them side by side. The dotted line says *no unbroken run*.",
         "Paged: F comes in at once, anywhere.",
     ),
     challenge=Challenge(
@@ -43,8 +43,8 @@ PAGING = Lesson(
     a=Side("contiguous", {"kv_layout": "contiguous", "num_blocks": 48, "block_size": 8, "max_num_seqs": 8}),
     b=Side("paged", {"kv_layout": "paged", "num_blocks": 48, "block_size": 8, "max_num_seqs": 8}),
     look=(
-        "**Block grid**: two requests and a lot of stripes, or eight requests and hardly any.",
-        "**Block table**: logical blocks in order, physical ones wherever one was free.",
+        "**KV blocks**: two requests and a lot of stripes, or eight requests and hardly any.",
+        "Paged: the blocks of one request lie wherever one was free, and its table says where.",
         "**Memory over time**: what is stored, not what is owned, is what the pool is for.",
     ),
     challenge=Challenge(
@@ -75,7 +75,7 @@ SHARING = Lesson(
     a=Side("sharing off", {"prefix_caching": False, "num_blocks": 128}),
     b=Side("sharing on", {"prefix_caching": True, "num_blocks": 128}),
     look=(
-        "**Block grid**: six blocks belong to everybody at once on the right; on the left each has its own six.",
+        "**KV blocks**: six blocks belong to everybody at once on the right; on the left each has its own six.",
         "**Batch strip**: the first prompt is computed whole, the others only from where they differ.",
         "When nobody owns them any more they stay, *cached*, until somebody needs the room.",
         'Copy-on-write shows on the live engine: `curl` a completion with `"n": 3`.',
@@ -103,7 +103,7 @@ PREEMPTION = Lesson(
     b=Side("12 blocks", {"num_blocks": 12, "block_size": 8}),
     look=(
         "**Batch strip**, right: D is thrown out in step 14 and comes back in step 21, prompt and answer in one chunk.",
-        "**Why?** on D: for whom, how many blocks it gave back, how many tokens it lost.",
+        "The × marks it. Its blocks went to A, which arrived first and needed one more.",
         "Nobody starves: a request never preempts an earlier one.",
     ),
     challenge=Challenge(

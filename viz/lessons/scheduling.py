@@ -31,7 +31,7 @@ PREFILL_AND_DECODE = Lesson(
     a=Side("32 tokens a step", {"max_num_batched_tokens": 32}),
     b=None,
     look=(
-        "**Batch strip**: the numbered cells are prefill, the plain ones decode.",
+        "**Batch strip**: dark cells read a prompt (prefill), light ones write a token (decode).",
         "**Step anatomy**: steps with prefill take longer, though not as many times longer as they compute more.",
         "C has a short prompt and still waits: A's prompt uses up the token budget first.",
     ),
@@ -56,7 +56,7 @@ KV_CACHE = Lesson(
     b=None,
     look=(
         "**Step anatomy**: after the first step every step computes one row.",
-        "**Block grid**: a new block every 16 tokens. That is the price: memory instead of arithmetic.",
+        "**KV blocks**: a new block every 16 tokens. That is the price: memory instead of arithmetic.",
         "Without the cache step 96 would compute 143 rows, all of them known already.",
     ),
     challenge=Challenge(
@@ -80,7 +80,7 @@ PADDING = Lesson(
     b=Side("continuous", {"policy": "mixed"}),
     look=(
         "**Batch strip**: hatched cells are padding before a prompt and inactive slots after an answer.",
-        "**Wasted slot-steps** counts them; the continuous side has none.",
+        "**Tokens a step**, under the strip: the hatched part is work for nothing. The continuous side has none.",
         "All members of the static batch get their first token in the same step: the longest prompt decides.",
     ),
     challenge=Challenge(
@@ -105,7 +105,7 @@ CONTINUOUS = Lesson(
     look=(
         "**Batch strip**, static: three slots are computed for nothing while four people wait outside.",
         "Continuous: in the step after B, C and D have ended, E, F and G are in.",
-        "**Why?** on E in the static run: the batch is closed.",
+        "The dotted line before E says why it waits: the batch is closed.",
     ),
     challenge=Challenge(
         words="With continuous batching, be no slower than the static batch, with half its slots.",
@@ -129,8 +129,8 @@ PENDING_DECODE = Lesson(
     b=Side("prefill first", {"policy": "prefill_first", "max_num_seqs": 2, "max_num_batched_tokens": 24}),
     look=(
         "**Batch strip**: holes in a row are steps in which that request could decode and was not chosen.",
-        "**Latency**: first tokens come late on the left, gaps are longer on the right.",
-        "**Why?** on a waiting request names whose turn it was.",
+        "**Time to first token**: the right curve rises sooner. Gaps between tokens are longer there.",
+        "The dotted line of a waiting request says whose turn it was.",
     ),
     challenge=Challenge(
         words="Halve the p95 TTFT of *decode first* and keep at least 95% of its tokens per second.",
@@ -152,7 +152,7 @@ CHUNKED_PREFILL = Lesson(
     b=Side("chunks, 16 tokens a step", {"policy": "mixed", "max_num_batched_tokens": 16}),
     look=(
         "**Batch strip**: D's 96 tokens in one cell, and a hole in every other row; or in eight cells and no hole.",
-        "**Latency**: one gap of 56 ms against none over 15 ms.",
+        "On the left three people have one gap of 56 ms; on the right nobody has one over 15 ms.",
         "D itself pays: its first token comes later.",
     ),
     challenge=Challenge(

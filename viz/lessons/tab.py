@@ -127,8 +127,8 @@ def build(service: Any, runner: LoadRunner | None) -> Lessons:
                     elem_id="lesson-check",
                 )
             verdict = gr.Markdown("", elem_id="lesson-verdict")
-            pictures = panels.panel_html("compare", elem_id="panels-lesson")
             reading = gr.Markdown(reading_of(first), elem_id="lesson-reading")
+            pictures = panels.panel_html("compare", elem_id="panels-lesson")
             mark = gr.Textbox(lessons.mark(), visible="hidden", elem_id="lesson-mark")
     shown = [text, challenge, reading, pictures, verdict, check, mark, *knobs]
     chosen.change(lessons.choose, chosen, shown, **QUICK)
