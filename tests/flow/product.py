@@ -57,7 +57,7 @@ def cases() -> Iterator[Case]:
 
 
 def run(folder: Path, case: Case) -> Outcome:
-    """Ten requests, greedy and with seeds, with common beginnings, two siblings and one arrival under way."""
+    """Twelve requests, greedy and with seeds, with common beginnings, three siblings and one arrival under way."""
     driver = tiny_runs.driver(
         folder,
         policy=case.policy,
@@ -84,13 +84,13 @@ def run(folder: Path, case: Case) -> Outcome:
 
 
 def _ask(driver: Driver) -> None:
+    driver.add(prompt(5, 21), 8, n=3, eos=EOS, seed=70, temperature=0.8, top_k=40, frequency_penalty=0.5)
     common = prompt(1, 20)
     for number, text in enumerate(
         (common + prompt(2, 17), common + prompt(3, 4), prompt(4, 5), common + prompt(2, 17))
     ):
         driver.one(text, 8, eos=EOS)
         driver.one(text, 8, eos=EOS, seed=number, temperature=1.0, top_p=0.95)
-    driver.add(prompt(5, 21), 8, n=2, eos=EOS, seed=70, temperature=0.8, top_k=40, frequency_penalty=0.5)
 
 
 def table(outcomes: dict[Case, Outcome]) -> Iterator[str]:
