@@ -125,7 +125,7 @@ class Comparison:
         if self._is_measuring:
             raise WorkloadError("a comparison is already running on the real model; wait for it or stop it")
         state = self._service.state()
-        before = {key: state[key] for key in ("policy", "kv_layout", "prefix_caching", *SIZES)}
+        before = {key: state[key] for key in ("policy", "kv_layout", "prefix_caching", "step_delay_s", *SIZES)}
         self._is_measuring = True
         sides = []
         try:
@@ -139,7 +139,7 @@ class Comparison:
                 sides.append(run.records)
         finally:
             self._is_measuring = False
-            self._service.control(before)
+            await asyncio.to_thread(self._service.control, before)
         basis = "Measured on the real model, one after the other, each from an empty prefix cache."
         if workload.spec.asked_tokens_factor > 1:
             basis += " There nobody's answer ends early, so that everybody asks for exactly what it gets."

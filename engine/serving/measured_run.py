@@ -41,14 +41,14 @@ async def measure(
 ) -> AsyncIterator[LoadProgress]:
     """Run `workload` under `settings` (names of `EngineService.control`) into `run`; yields the progress meanwhile.
 
-    Starts from an empty prefix cache. Requests of other people that come meanwhile are part of the run. Closing this
-    generator early stops the workload. Raises TimeoutError when what runs now does not end in time, and what
-    `control` raises.
+    Starts from an empty prefix cache, at full pace. Requests of other people that come meanwhile are part of the run.
+    Closing this generator early stops the workload. Raises TimeoutError when what runs now does not end in time, and
+    what `control` raises.
     """
     wanted = dict(settings)
-    service.control(wanted | {"prefix_caching": False, "paused": False})
+    await _control(service, wanted | {"prefix_caching": False, "paused": False, "step_delay_s": 0.0})
     await _drained(service)
-    service.control({"prefix_caching": bool(wanted.get("prefix_caching", True))})
+    await _control(service, {"prefix_caching": bool(wanted.get("prefix_caching", True))})
     newest = service.steps(limit=None).records[-1:]
     run._before = newest[0] if newest else None
     runner.start(workload, "comparison")
@@ -62,6 +62,11 @@ async def measure(
         yield runner.progress()
     finally:
         runner.stop()
+
+
+async def _control(service: EngineService, changes: Mapping[str, Any]) -> None:
+    """Not in the event loop: it waits for the step that runs, and answers stream meanwhile."""
+    await asyncio.to_thread(service.control, changes)
 
 
 async def _drained(service: EngineService) -> None:

@@ -159,3 +159,26 @@ def test_a_measured_run_starts_empty_counts_from_zero_and_knows_its_requests(ser
     assert figures.num_finished == 6
     assert figures.prefix_hit_rate == 0.0
     assert {request_id for record in run.records for request_id in record.num_tokens} == set(range(1, 7))
+
+
+def test_a_measured_run_is_never_in_slow_motion_and_never_stops_the_page(
+    service: EngineService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`control` waits for the step that runs: called in the event loop, it would stop every answer meanwhile."""
+    service.control({"step_delay_s": 0.01})
+    delays: list[float] = []
+    service.add_listener(lambda record: delays.append(service.state()["step_delay_s"]))
+    threads: list[int] = []
+    control = service.control
+    monkeypatch.setattr(service, "control", lambda changes: threads.append(threading.get_ident()) or control(changes))
+
+    async def measured() -> None:
+        async for _ in measure(service, LoadRunner(service, range(100)), at_once(3), {"policy": "static"}, run):
+            pass
+
+    run = MeasuredRun()
+    asyncio.run(measured())
+    assert figures_of(run.records).num_finished == 3
+    assert set(delays) == {0.0}
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads

@@ -236,6 +236,7 @@ def test_runs_are_handed_to_the_panels(service: EngineService) -> None:
 
 
 def test_on_the_real_engine_both_sides_run_and_the_settings_come_back(service: EngineService) -> None:
+    service.control({"step_delay_s": 0.01})
     comparison = Comparison(service, LoadRunner(service, range(9)), False)
     value = result(comparison, ask(QUESTIONS[0], on_real_model=True))
     steps = by_key(value)["num_steps"]
@@ -243,6 +244,7 @@ def test_on_the_real_engine_both_sides_run_and_the_settings_come_back(service: E
     assert "Measured on the real model" in value["basis"]
     now = service.state()
     assert (now["policy"], now["max_num_seqs"], now["num_blocks"]) == ("mixed", 4, 256)
+    assert now["step_delay_s"] == 0.01
 
 
 @pytest.mark.parametrize(
