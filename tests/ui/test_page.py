@@ -111,6 +111,27 @@ def test_conversations_are_kept_switched_and_regenerated(tab: Tab) -> None:
     assert tab.page.locator(".pg-user").count() == 1
 
 
+def test_a_suggestion_is_asked_by_pressing_it(tab: Tab) -> None:
+    words = tab.page.inner_text(".pg-suggestion >> nth=1")
+    tab.page.click(".pg-suggestion >> nth=1")
+    tab.page.wait_for_selector(".pg-metrics")
+    assert tab.page.inner_text(".pg-user .pg-text") == words
+
+
+def test_picking_an_answer_selects_its_request_in_the_panels_and_back(tab: Tab) -> None:
+    tab.page.click("#send-all")
+    tab.page.wait_for_function("document.querySelectorAll('.pg-card .pg-metrics').length === 8")
+    chip = tab.page.locator(".pg-card .pg-chip >> nth=2")
+    request = (chip.get_attribute("href") or "").removeprefix("#request-")
+    chip.click()
+    tab.page.wait_for_selector(f".pg-chip.ep-selected[href='#request-{request}']")
+    assert tab.page.locator(".pg-chip.ep-selected").count() == 1
+    button = f".ep-dashboard button[data-request='{request}']"
+    tab.page.wait_for_selector(f"{button}[aria-pressed=true]")
+    tab.page.locator(button).first.click()
+    tab.page.wait_for_selector(".pg-chip.ep-selected", state="detached")
+
+
 def test_stop_ends_the_answer_with_its_figures(tab: Tab, server: PageServer) -> None:
     server.speaker.text = "word " * 190
     tab.ask("Hello")
