@@ -17,7 +17,7 @@ from engine.kv.paged_attention import Chunk, DecodeGroup, table_width
 from engine.kv.tensors import KVTensors
 from engine.scheduling.plan import ScheduledRequest, StepPlan
 
-MIN_SPLIT_SLOTS = 4096
+MIN_SPLIT_SLOTS = 1536
 """Decode rows less than half as long as the longest get a group of their own once padding them would read this many
 slots more; below, one more group costs more than the padding."""
 

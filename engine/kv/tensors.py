@@ -58,8 +58,8 @@ class KVTensors:
 
     def clear(self, block_ids: Sequence[int]) -> None:
         """Zero these blocks in every layer, whatever they held (NaN too)."""
-        for block_id in block_ids:  # a slice a block: six times faster than one `index_fill_` over all of them
-            self._by_block[:, :, block_id].zero_()
+        for first, stop in _runs(block_ids):  # a slice a run: several times faster than `index_fill_` over all
+            self._by_block[:, :, first:stop].zero_()
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first `num_tokens` slots of each `src` block to `dst`; the rest of `dst` becomes zero.
@@ -98,6 +98,17 @@ class KVTensors:
         """Store keys and values of N tokens, each `(N, H, D)`, at the rows from `slot_rows`."""
         self._key_slots[layer].index_put_((slot_rows,), k)
         self._value_slots[layer].index_put_((slot_rows,), v)
+
+
+def _runs(block_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """First and one past the last of each run of neighbouring ids."""
+    runs: list[tuple[int, int]] = []
+    for block_id in sorted(block_ids):
+        if runs and runs[-1][1] == block_id:
+            runs[-1] = (runs[-1][0], block_id + 1)
+        else:
+            runs.append((block_id, block_id + 1))
+    return runs
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -169,3 +169,19 @@ def test_no_global_state_is_changed_and_times_are_told(rand: Path) -> None:
     output = driver.run([driver.scheduled(request(0, PROMPTS[2]), 1000)])
     assert (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()) == before
     assert min(output.batch_s, output.forward_s, output.sample_s) > 0
+
+
+def test_very_different_lengths_decode_in_groups_of_their_own(rand: Path) -> None:
+    made = runner(rand)
+    driver = Driver(made, NUM_BLOCKS, 16)
+    prompts = [PROMPTS[-1] * 12, *([PROMPTS[1]] * 8), PROMPTS[-1]]
+    requests = [request(i, prompt, 4) for i, prompt in enumerate(prompts)]
+    groups = []
+    passes = made.passes
+    made.passes = lambda plan: (
+        groups.append([len(g.lengths) for _, one in passes(plan) for g in one.decode]) or passes(plan)
+    )
+    driver.finish(requests, chunk=2000)
+    assert groups[-1] == [1, 9]
+    for r in requests:
+        assert_is_oracle(r, rand)
