@@ -143,6 +143,8 @@ class EngineService:
             if self._failure is not None or self._stopping:
                 raise EngineDead(self._failure or "the engine is stopping")
             waiting, most = len(self.engine.scheduler.queue) + self._num_new, self.engine.settings.max_queue
+            if params.n > most:
+                raise InvalidRequest(f"n is {params.n}, but at most {most} requests may wait; lower n", "n")
             if waiting + params.n > most:
                 raise QueueFull(
                     f"{waiting} requests wait already and at most {most} may (this one would add {params.n}); "

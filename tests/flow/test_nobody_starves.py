@@ -17,7 +17,7 @@ from tests.engine_driver import Driver
 
 POLICIES = ("static", "decode_first", "prefill_first", "mixed")
 QUICK = settings(
-    derandomize=True, deadline=None, database=None, max_examples=40, suppress_health_check=list(HealthCheck)
+    derandomize=True, deadline=None, database=None, max_examples=25, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -126,6 +126,9 @@ def test_a_family_comes_in_whole_or_not_at_all() -> None:
             service.submit([2], greedy(n=3))
         assert len(service.submit([3], greedy(n=2))) == 2
         until(lambda: num_live(service) == 4)
+        with pytest.raises(InvalidRequest, match="n is 5, but at most 4") as refused:
+            service.submit([1], greedy(n=5))  # trying again would never help
+        assert refused.value.param == "n"
 
 
 def test_many_threads_do_not_squeeze_past_the_bound() -> None:
