@@ -68,6 +68,23 @@ def encode_step(record: StepRecord, previous: StepRecord | None, before: BlockMa
     return out
 
 
+def encode_run(records: Sequence[StepRecord], base: BlockMap | None = None) -> dict[str, Any]:
+    """A finished run as one answer of the feed; `base` is the block map before the first record, None an empty pool."""
+    blocks = base.copy() if base else BlockMap()
+    if base is None and records:
+        first = records[0]
+        blocks.num_blocks, blocks.block_size, blocks.step = first.num_blocks, first.block_size, first.step - 1
+    encoded_base = encode_base(blocks.copy())
+    steps: list[dict[str, Any]] = []
+    previous = None
+    for record in records:
+        steps.append(encode_step(record, previous, blocks))
+        blocks.apply(record)
+        previous = record
+    oldest = records[0].step if records else blocks.step + 1
+    return {"epoch": "run", "oldest": oldest, "newest": blocks.step, "base": encoded_base, "steps": steps}
+
+
 def _config(record: StepRecord) -> list[Any]:
     return [
         record.policy,

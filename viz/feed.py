@@ -21,8 +21,7 @@ from typing import Any, Protocol
 
 from engine.telemetry.record import StepRecord
 from engine.telemetry.ring import BlockMap, Steps
-from viz.encoding import dumps, encode_base, encode_step
-from viz.runs import encode_run, renumbered
+from viz.encoding import dumps, encode_base, encode_run, encode_step
 
 UPDATES_PER_S = 5.0
 MAX_STEPS_AT_ONCE = 1000
@@ -126,7 +125,7 @@ class Feed:
     def add_run(self, records: Sequence[StepRecord], base: BlockMap | None = None) -> str:
         """Keep a finished run (a comparison, a trace) for `GET /ui/runs/{id}`; the oldest of many is dropped."""
         run_id = secrets.token_urlsafe(9)
-        self._runs[run_id] = dumps(encode_run(renumbered(records) if base is None else records, base))
+        self._runs[run_id] = dumps(encode_run(records, base))
         while len(self._runs) > MAX_RUNS:
             self._runs.popitem(last=False)
         return run_id

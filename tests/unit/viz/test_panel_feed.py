@@ -13,7 +13,6 @@ from tests.unit.viz.javascript import run_js
 from tests.unit.viz.recorded import Source, Traffic
 from viz import feed as feed_module
 from viz.feed import Feed
-from viz.runs import encode_run, renumbered
 
 RUNS: dict[str, dict[str, Any]] = {
     "paged_under_pressure": {"num_blocks": 24},
@@ -270,16 +269,14 @@ def test_nothing_that_was_typed_is_in_the_feed() -> None:
     assert '"num_prompt_tokens":2' in text
 
 
-def test_runs_begin_with_request_one_and_round_trip() -> None:
-    traffic = Traffic(seed=8, num_requests=12, num_blocks=24)
-    traffic.next_id = 101
-    records = traffic.records()
-    run = json.loads(json.dumps(encode_run(renumbered(records))))
-    seen = run_js(REPLAY, {"answers": [run]})
+def test_a_finished_run_round_trips() -> None:
+    records = Traffic(seed=8, num_requests=12, num_blocks=24).records()
+    feed = Feed(Source())
+    seen = run_js(REPLAY, {"answers": [json.loads(feed.run(feed.add_run(records)) or "")]})
     assert {life["id"] for life in seen["lives"]} == set(range(1, 13))
     for frame, record in zip(seen["frames"], records, strict=True):
-        assert frame["activeDecode"] == [rid - 100 for rid in record.active_decode]
-        assert frame["tokens"] == {str(rid - 100): n for rid, n in record.num_tokens.items()}
+        assert frame["activeDecode"] == list(record.active_decode)
+        assert frame["tokens"] == {str(rid): n for rid, n in record.num_tokens.items()}
     behind = [frame["waitDefault"]["behind"] for frame in seen["frames"] if "behind" in (frame["waitDefault"] or {})]
     assert all(1 <= rid <= 12 for rid in behind)
 
