@@ -71,10 +71,10 @@ class Options:
     replay: Path | None = None
     attach: str | None = None
 
-    def engine_settings(self, device: str, max_model_len: int, num_blocks: int | None = None) -> EngineSettings:
+    def engine_settings(self, device: str, max_model_len: int) -> EngineSettings:
         """The engine's settings on `device` ("cpu" or "cuda") for a model whose context is `max_model_len`.
 
-        `num_blocks` is what memory allows, where that was asked for. Raises InvalidRequest.
+        Where the pool is sized from memory, the device's default stands in its place. Raises InvalidRequest.
         """
         sizes = DEFAULT_SIZES[device]
         if self.max_model_len is not None and self.max_model_len > max_model_len:
@@ -88,7 +88,7 @@ class Options:
             kv_layout=self.kv_layout,
             prefix_caching=self.prefix_caching,
             block_size=self.block_size,
-            num_blocks=num_blocks or _given(self.num_blocks, sizes["num_blocks"]),
+            num_blocks=_given(self.num_blocks, sizes["num_blocks"]),
             max_num_seqs=_given(self.max_num_seqs, sizes["max_num_seqs"]),
             max_num_batched_tokens=_given(self.max_num_batched_tokens, sizes["max_num_batched_tokens"]),
             max_model_len=_given(self.max_model_len, max_model_len),

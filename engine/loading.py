@@ -47,7 +47,6 @@ class LoadedModel:
     source: ModelSource
     eos_token_ids: frozenset[int]
     vocab_size: int
-    max_model_len: int
     info: dict[str, Any]
 
 
@@ -81,7 +80,7 @@ def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_si
         "quantization": fast.quantization,
     }
     eos = frozenset(config.eos_token_ids) | tokenizer.eos_token_ids
-    return LoadedModel(runner, tokenizer, source, eos, vocab_size, config.max_position_embeddings, info)
+    return LoadedModel(runner, tokenizer, source, eos, vocab_size, info)
 
 
 def _tokenizer(source: ModelSource) -> Tokenizer:

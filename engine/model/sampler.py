@@ -53,11 +53,6 @@ class SamplingRow:
     logprobs: int | None = None
 
     @property
-    def has_penalties(self) -> bool:
-        """Whether tokens so far change the logits."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    @property
     def forbids_eos(self) -> bool:
         """Whether the answer is still too short to end."""
         return self.output_index < self.min_tokens and bool(self.eos_token_ids)

@@ -78,11 +78,6 @@ class SamplingParams:
         """Whether the most likely token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
 
-    @property
-    def has_penalties(self) -> bool:
-        """Whether the logits depend on the tokens so far beyond the model's own view of them."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, math.inf),

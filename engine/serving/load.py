@@ -29,7 +29,7 @@ class LoadBusy(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """What came of the workload so far. `waiting_s` is how long the next arrival is away, where one is known."""
+    """What came of the workload so far."""
 
     name: str = ""
     total: int = 0
@@ -42,11 +42,6 @@ class LoadProgress:
     elapsed_s: float = 0.0
     is_running: bool = False
     last_error: str | None = None
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that the engine has now, waiting or running."""
-        return self.sent - self.finished - self.failed - self.stopped
 
 
 @dataclass(slots=True)

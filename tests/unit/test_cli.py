@@ -81,7 +81,7 @@ def test_zero_gpu_is_refused_and_told_what_to_do(tmp_path: Path, capsys: pytest.
 def test_the_pool_may_be_sized_from_memory() -> None:
     options = parse("--num-blocks", "auto")
     assert options.sizes_pool_from_memory
-    assert options.engine_settings("cpu", 8192, num_blocks=1234).num_blocks == 1234
+    assert options.num_blocks is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lines over an axis, and bars.
+"""Lines over an axis.
 
 Owns axes and scales. Never knows what is measured.
 """
@@ -61,26 +61,6 @@ def lines(
         left, top = place(x, y)
         sheet.line([(left, top), (left + 26, top + 26)], "var(--ink)", 1)
         sheet.text(left + 30, top + 36, words, 11.5)
-    return sheet.render()
-
-
-def bars(title: str, y_words: str, groups: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
-    """Groups of bars with their values written on them."""
-    sheet = Sheet(WIDTH, HEIGHT, title)
-    sheet.text(16, 24, title, 13, kind="title")
-    sheet.text(16, TOP - 2, y_words, 11, kind="dim")
-    most = max(value for _, members in groups for _, value in members)
-    room = (WIDTH - 32) / len(groups)
-    for number, (name, members) in enumerate(groups):
-        left = 16 + number * room
-        width = min(64.0, (room - 20) / len(members))
-        for index, (member, value) in enumerate(members):
-            tall = value / most * (HEIGHT - TOP - BOTTOM - 24)
-            x, y = left + 10 + index * width, HEIGHT - BOTTOM - tall
-            sheet.rect(x, y, width - 6, tall, HUES[index])
-            sheet.text(x + width / 2 - 3, y - 5, f"{value:g}", 11, "middle")
-            sheet.text(x + width / 2 - 3, HEIGHT - BOTTOM + 14, member, 10, "middle", "dim")
-        sheet.text(left + 10, HEIGHT - 10, name, 11.5, kind="title")
     return sheet.render()
 
 
