@@ -79,17 +79,17 @@ def build(state: Mapping[str, Any], locked: bool, send_label: str) -> tuple[Cont
             step = gr.Button("One step", size="sm", interactive=False, min_width=84, elem_id="one-step")
     if locked:
         gr.HTML(f'<p class="pg-locked">{LOCKED}</p>', apply_default_css=False, elem_id="locked")
-    with gr.Accordion("Sizes: blocks, slots, token budget", open=False, elem_id="sizes"), gr.Row(equal_height=True):
+    with gr.Accordion("Sizes: blocks, slots, tokens a step", open=False, elem_id="sizes"), gr.Row(elem_id="size-row"):
         block_size = _size(state, "block_size", "Tokens a block", free)
-        num_blocks = _size(state, "num_blocks", "Blocks in the pool", free)
-        max_num_seqs = _size(state, "max_num_seqs", "Slots (requests a step)", free)
-        token_budget = _size(state, "max_num_batched_tokens", "Token budget of a step", free)
+        num_blocks = _size(state, "num_blocks", "Blocks", free)
+        max_num_seqs = _size(state, "max_num_seqs", "Slots", free)
+        token_budget = _size(state, "max_num_batched_tokens", "Tokens a step", free)
         selection = gr.Radio(
             SELECTIONS,
             value=state["decode_selection"],
-            label="When more are ready to decode than fit",
+            label="When more are ready to decode than slots",
             interactive=free,
-            min_width=250,
+            min_width=290,
         )
         apply = gr.Button("Apply", size="sm", interactive=free, min_width=90, elem_id="apply-sizes")
         reset = gr.Button("As at the start", size="sm", interactive=free, min_width=110, elem_id="reset-settings")

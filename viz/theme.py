@@ -48,6 +48,7 @@ def theme() -> gr.themes.Base:
         button_secondary_border_color="*neutral_300",
         button_secondary_border_color_dark="*neutral_700",
         button_border_width="1px",
+        input_border_width="1px",
         input_background_fill="white",
         input_background_fill_dark="*neutral_900",
         input_border_color="*neutral_300",
