@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine.serving.service import EngineService
 from tests.http_server import wait_until
@@ -122,6 +124,24 @@ def test_more_than_may_wait_are_refused_and_the_rest_is_served(folder: Path) -> 
         service.control({"paused": False})
         codes = sorted(future.result().status_code for future in futures)
     assert codes == [200] * 4 + [429] * 8
+
+
+def test_a_wall_clock_that_steps_back_gives_no_negative_times(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _, _ = server
+    assert ask(url, PROMPTS[0]).status_code == 200
+    before = time.time()
+    monkeypatch.setattr(time, "time", lambda: before - 3600)
+    assert ask(url, PROMPTS[1]).status_code == 200
+    values = [
+        (sample.name, sample.value)
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+        for sample in family.samples
+    ]
+    assert ("vllm:e2e_request_latency_seconds_count", 2) in values
+    assert all(value >= 0 for _, value in values)
+    for step in httpx.get(f"{url}/engine/steps").json()["steps"]:
+        assert step["duration_s"] >= 0
+        assert all(value >= 0 for value in step["times"].values())
 
 
 def test_shutting_down_ends_streams_in_order(folder: Path) -> None:
