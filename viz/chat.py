@@ -7,7 +7,7 @@ browser alone. Never knows how answers are drawn (`static/page/`), nor anything 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,12 +69,16 @@ def new_answer() -> Answer:
     return {"role": "assistant", "text": "", "phase": "waiting", "note": "sent to the engine", "request": None}
 
 
-_runs = itertools.count(1)
-
-
 def client_name(kind: str) -> str:
-    """A name for the requests of one run, under which they can be aborted together."""
-    return f"{kind}-{next(_runs)}"
+    """A name for the requests of one run. Whoever knows it can abort them, so nobody can guess it."""
+    return f"{kind}-{secrets.token_urlsafe(12)}"
+
+
+def abort_named(service: EngineService, value: Any) -> None:
+    """Abort the requests of the run that `value` names (`client`); it comes from a browser and may be anything."""
+    client = value.get("client") if isinstance(value, dict) else None
+    if isinstance(client, str):
+        service.abort_client(client)
 
 
 async def follow(service: EngineService, stream: RequestStream, answer: Answer) -> AsyncIterator[bool]:
@@ -186,7 +190,8 @@ class Chat:
         yield shown
         try:
             prompt = prompt_tokens(self._tokenizer, messages_of(turns, settings.system))
-            stream = self._service.submit(prompt, settings.params(), client=client_name("chat"))[0]
+            answer["client"] = client_name("chat")
+            stream = self._service.submit(prompt, settings.params(), client=answer["client"])[0]
         except REFUSALS as error:
             answer.update(phase="done", note=None, error=in_words(error))
             yield shown
@@ -197,9 +202,7 @@ class Chat:
     def stop(self, value: Any) -> None:
         """Abort the request that the last answer of `value` stands for; its generator then ends by itself."""
         turns, _ = _conversation(value)
-        request = turns[-1].get("request") if turns else None
-        if isinstance(request, int):
-            self._service.abort(request)
+        abort_named(self._service, turns[-1] if turns else None)
 
 
 def in_words(error: Exception) -> str:

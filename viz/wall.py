@@ -19,6 +19,7 @@ from viz.chat import (
     POLL_EVERY_S,
     REFUSALS,
     ChatSettings,
+    abort_named,
     client_name,
     follow,
     in_words,
@@ -56,14 +57,14 @@ class Wall:
         return [chosen[i % len(chosen)] for i in range(count)]
 
     async def send(self, prompts: Sequence[str], settings: ChatSettings) -> AsyncIterator[Any]:
-        """Send all prompts in one moment; yields `{"run", "cards"}` as the answers grow, or a skip.
+        """Send all prompts in one moment; yields `{"run", "cards", "client"}` as the answers grow, or a skip.
 
         Closing this generator aborts what is still running.
         """
         cards = [new_answer() | {"prompt": prompt} for prompt in prompts]
-        value = {"run": next(_runs), "cards": cards}
-        changed = asyncio.Event()
         client = client_name("wall")
+        value = {"run": next(_runs), "cards": cards, "client": client}
+        changed = asyncio.Event()
         readers = []
         for card in cards:
             stream = self._submit(card, settings, client)
@@ -100,10 +101,7 @@ class Wall:
 
     def stop(self, value: Any) -> None:
         """Abort every request of the wall `value` that is still running."""
-        cards = value.get("cards") if isinstance(value, dict) else None
-        for card in cards or []:
-            if isinstance(card, dict) and isinstance(card.get("request"), int):
-                self._service.abort(card["request"])
+        abort_named(self._service, value)
 
 
 async def _read(service: Any, stream: Any, card: dict[str, Any], changed: asyncio.Event) -> None:

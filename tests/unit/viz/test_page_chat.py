@@ -13,6 +13,7 @@ import pytest
 
 from engine.scheduling.plan import StepOutput, StepPlan
 from engine.scheduling.request import Request
+from engine.scheduling.sampling_params import SamplingParams
 from engine.serving.service import EngineService
 from engine.settings import EngineSettings
 from engine.simulated_runner import SimulatedClock, SimulatedRunner
@@ -21,7 +22,7 @@ from engine.text.tokenizer import Tokenizer
 from tests.http_server import wait_until
 from tests.tiny_models import save_tokenizer, token_ids
 from viz import chat, wall
-from viz.chat import Chat, ChatSettings
+from viz.chat import Chat, ChatSettings, client_name
 from viz.wall import Wall
 
 HOSTILE = "<img src=x onerror=alert(1)> ${7*7} {{value}} **bold** <script>1</script>"
@@ -238,6 +239,20 @@ def test_a_failed_answer_and_its_question_are_not_sent_again() -> None:
 )
 def test_waiting_is_told_with_place_and_reason(position: int | None, wait: Wait | None, words: str) -> None:
     assert words in chat.queue_note(position, wait)
+
+
+@pytest.mark.parametrize("client", [None, 7, "chat-1", "wall-1", ""])
+def test_nobody_can_stop_what_others_asked(
+    service: EngineService, tokenizer: Tokenizer, speaker: Speaker, client: object
+) -> None:
+    """The page's Stop sends back what the browser holds, and that can be forged."""
+    speaker.gate.clear()
+    (other,) = service.submit([1, 2, 3], SamplingParams(max_tokens=9, temperature=0.0), client=client_name("chat"))
+    forged = {"request": other.request_id, "client": client}
+    Chat(service, tokenizer).stop({"turns": [{"role": "assistant", "text": "", **forged}]})
+    Wall(service, tokenizer, ["a"]).stop({"cards": [forged], **forged})
+    speaker.gate.set()
+    assert other.result(30).finish_reason == "stop"
 
 
 # -- many at once ------------------------------------------------------------------------------------------------
