@@ -252,7 +252,7 @@ def test_nobody_can_stop_what_others_asked(
     Chat(service, tokenizer).stop({"turns": [{"role": "assistant", "text": "", **forged}]})
     Wall(service, tokenizer, ["a"]).stop({"cards": [forged], **forged})
     speaker.gate.set()
-    assert other.result(30).finish_reason == "stop"
+    assert other.result(30).finish_reason == "length"
 
 
 # -- many at once ------------------------------------------------------------------------------------------------
