@@ -19,6 +19,8 @@ from viz.options import LONG
 
 SHIPPED = Path(__file__).resolve().parents[1] / "assets" / "playground-trace.jsonl.gz"
 MAX_STEPS = 20_000
+MAX_BYTES = 64 << 20
+"""Unpacked. Sixteen packed megabytes, which anybody may send, could be a thousand of them."""
 
 
 class TraceViewer:
@@ -32,7 +34,7 @@ class TraceViewer:
         if not path:
             return "", {"runs": []}
         try:
-            trace = load(Path(path), MAX_STEPS)
+            trace = load(Path(path), MAX_STEPS, MAX_BYTES)
         except TraceError as error:
             return f"⚠ This trace cannot be shown: {plain_words(str(error))}", {"runs": []}
         if not trace.records:

@@ -32,10 +32,10 @@ class TraceReader:
     order. Plain or gzip. Use it in a `with`. Raises TraceError for whatever else is wrong.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_FILE_BYTES) -> None:
         self.is_cut = False
         self.ending: str | None = None
-        self._num_bytes = 0
+        self._num_bytes, self._max_bytes = 0, max_bytes
         self._line_number = 0
         try:
             file = path.open("rb")
@@ -116,8 +116,8 @@ class TraceReader:
         self._num_bytes += len(line)
         if len(line) > MAX_LINE_BYTES:
             raise self._wrong(TraceError(f"the line is longer than {MAX_LINE_BYTES >> 20} MB"))
-        if self._num_bytes > MAX_FILE_BYTES:
-            raise self._wrong(TraceError(f"there is more than {MAX_FILE_BYTES >> 20} MB of it"))
+        if self._num_bytes > self._max_bytes:
+            raise self._wrong(TraceError(f"there is more than {self._max_bytes >> 20} MB of it"))
         if line and not line.endswith(b"\n"):
             self.is_cut = True
             return None
@@ -143,9 +143,9 @@ class Trace:
         return tuple(step.record for step in self.steps)
 
 
-def load(path: Path, max_steps: int = MAX_STEPS_IN_MEMORY) -> Trace:
-    """Read a whole trace. Raises TraceError, also when it has more than `max_steps` steps."""
-    with TraceReader(path) as reader:
+def load(path: Path, max_steps: int = MAX_STEPS_IN_MEMORY, max_bytes: int = MAX_FILE_BYTES) -> Trace:
+    """Read a whole trace. Raises TraceError, also when it has more steps or, unpacked, more bytes than that."""
+    with TraceReader(path, max_bytes) as reader:
         steps: list[TraceStep] = []
         for step in reader:
             if len(steps) == max_steps:

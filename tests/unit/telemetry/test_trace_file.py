@@ -88,9 +88,8 @@ def test_nothing_is_read_without_bounds(tmp_path: Path, text: str, monkeypatch: 
     path = put(tmp_path, text)
     with pytest.raises(TraceError, match="more than 3 steps"):
         load(path, max_steps=3)
-    monkeypatch.setattr(trace_file, "MAX_FILE_BYTES", 3000)
     with pytest.raises(TraceError, match="there is more than"):
-        load(path)
+        load(path, max_bytes=3000)
     monkeypatch.setattr(trace_file, "MAX_LINE_BYTES", 100)
     with pytest.raises(TraceError, match="line 1: the line is longer"):
         load(path)
