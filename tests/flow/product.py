@@ -121,7 +121,7 @@ def main() -> int:
         print(f"{name}: {len(outcomes)} settings, {sum(o.num_requests for o in outcomes.values())} answers, ", end="")
         print(f"{wrong} different; {sum(o.num_preemptions for o in outcomes.values())} preemptions, ", end="")
         print(f"{sum(o.num_hit_tokens for o in outcomes.values())} tokens found in the prefix cache, ", end="")
-        print(f"{sum(o.num_copies for o in outcomes.values())} copies on write; {seconds:.0f} s\n")
+        print(f"{sum(o.num_copies for o in outcomes.values())} copies on write. ({seconds:.0f} s)\n")
         print("\n".join(table(outcomes)), end="\n\n")
     return 1 if wrong else 0
 
