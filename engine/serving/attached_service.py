@@ -219,10 +219,15 @@ class AttachedService:
             await asyncio.sleep(POLL_S)
 
     def _publish(self) -> None:
-        record = self._records.next(self._figures, [one.sent for one in self._open.values()])
+        # A list first: other threads submit meanwhile.
+        record = self._records.next(self._figures, [one.sent for one in list(self._open.values())])
         self.ring.append(record)
-        for listener in self._listeners:
-            listener(record)
+        for listener in list(self._listeners):
+            try:
+                listener(record)
+            except Exception:
+                log.exception("A listener of step records failed and is dropped")
+                self._listeners.remove(listener)
 
     def _send(self, request_id: int, route: str, body: dict[str, Any]) -> None:
         if (one := self._open.get(request_id)) is not None:

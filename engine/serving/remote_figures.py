@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from prometheus_client.parser import text_string_to_metric_families
 
 MAX_METRICS_BYTES = 4 << 20
+MAX_VALUE = 1e15
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
@@ -65,7 +66,7 @@ def read_figures(text: str) -> RemoteFigures:
     try:
         for family in text_string_to_metric_families(text[:MAX_METRICS_BYTES]):
             for sample in family.samples:
-                if sample.name in wanted and sample.value == sample.value:
+                if sample.name in wanted and 0 <= sample.value < MAX_VALUE:
                     totals.setdefault(wanted[sample.name], []).append(sample.value)
                 elif sample.name == _POOL[0]:
                     for field, label in zip(("num_blocks", "block_size"), _POOL[1:], strict=True):

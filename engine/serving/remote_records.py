@@ -16,6 +16,9 @@ from engine.telemetry.record import Event, EventKind, StepRecord
 OTHERS_FROM = 1_000_000
 """Requests of other people are shown under ids from here on: how many there are is known, which they are is not."""
 UNKNOWN = "unknown"
+MAX_OTHERS = 2000
+"""More of them than anybody can tell apart on a page are not shown."""
+MAX_BLOCKS = 10_000_000
 ASSUMED_BLOCKS = 1000
 """When a server tells only the share of memory in use, it is shown as so many blocks of a thousand."""
 
@@ -84,13 +87,13 @@ class RemoteRecords:
         seen = [*live, *self._ended]
         answering = [sent.request_id for sent in seen if sent.first_token_s is not None]
         waiting = [sent.request_id for sent in seen if sent.first_token_s is None]
-        others_running = max(0, round(figures.num_running or 0) - len(answering))
-        others_waiting = max(0, round(figures.num_waiting or 0) - len(waiting))
+        others_running = min(MAX_OTHERS, max(0, round(figures.num_running or 0) - len(answering)))
+        others_waiting = min(MAX_OTHERS, max(0, round(figures.num_waiting or 0) - len(waiting)))
         others = range(OTHERS_FROM, OTHERS_FROM + others_running + others_waiting)
         num_tokens = self._note_new_tokens(seen)
-        num_blocks = round(figures.num_blocks or ASSUMED_BLOCKS)
+        num_blocks = min(MAX_BLOCKS, round(figures.num_blocks or ASSUMED_BLOCKS))
         block_size = round(figures.block_size or 1)
-        num_active = min(num_blocks, round((figures.kv_usage or 0.0) * num_blocks))
+        num_active = round(min(1.0, figures.kv_usage or 0.0) * num_blocks)
         record = StepRecord(
             step=self._step,
             time_s=self._last_s - self._start_s,
