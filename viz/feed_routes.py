@@ -1,6 +1,6 @@
 """The feed's doors: a WebSocket at /ui/feed, and GET /ui/steps where no WebSocket gets through.
 
-Owns connections: who may open one, how often each is answered, and which pages are open. Never knows what is in an
+Owns connections: who may open one, and how often each is answered. Never knows what is in an
 answer. A WebSocket does not count against the six connections that a browser opens to one host, so many tabs of one
 browser go on updating while they chat.
 """
@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import gzip
 import json
-import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,48 +21,8 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from viz.feed import BURST_BYTES, BYTES_PER_S, UPDATES_PER_S, Feed
 
-log = logging.getLogger(__name__)
-
-CLOSE_GRACE_S = 0.4
-"""A page whose connection broke may come back within this time before it counts as closed."""
 MAX_ASK_CHARS = 400
 TICK_S = 0.1
-
-
-class OpenPages:
-    """Which pages have a connection, by the id they chose. `on_closed` callbacks get a page's id once it is gone."""
-
-    def __init__(self, wait: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.on_closed: list[Callable[[str], None]] = []
-        self._wait = wait or (lambda: asyncio.sleep(CLOSE_GRACE_S))
-        self._open: Counter[str] = Counter()
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def opened(self, page: str) -> None:
-        """Count one more connection of `page`."""
-        self._open[page] += 1
-
-    def closed(self, page: str) -> None:
-        """Count one less; if none comes back in a moment, tell those who want to know."""
-        self._open[page] -= 1
-        if self._open[page] <= 0:
-            del self._open[page]
-            task = asyncio.create_task(self._tell_if_gone(page))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    async def _tell_if_gone(self, page: str) -> None:
-        await self._wait()
-        if page in self._open:
-            return
-        for callback in self.on_closed:
-            try:
-                callback(page)
-            except Exception:
-                log.exception("a callback for a closed page failed")
 
 
 class News:
@@ -176,7 +134,7 @@ class Connection:
         return answer.text if answer.has_news else None
 
 
-def register_feed(app: FastAPI, feed: Feed, pages: OpenPages, clock: Callable[[], float] = time.monotonic) -> None:
+def register_feed(app: FastAPI, feed: Feed, clock: Callable[[], float] = time.monotonic) -> None:
     """Add /ui/feed, /ui/steps and /ui/runs/{id} to `app`."""
     news = News(feed)
 
@@ -185,13 +143,8 @@ def register_feed(app: FastAPI, feed: Feed, pages: OpenPages, clock: Callable[[]
         if not is_same_origin(websocket.headers.get("origin"), websocket.headers.get("host")):
             await websocket.close(code=1008)
             return
-        page = websocket.query_params.get("page", "")[:64]
         await websocket.accept()
-        pages.opened(page)
-        try:
-            await Connection(websocket, feed, news, clock).serve()
-        finally:
-            pages.closed(page)
+        await Connection(websocket, feed, news, clock).serve()
 
     @app.get("/ui/steps", include_in_schema=False)
     async def steps(request: Request, since: int | None = None, epoch: str | None = None) -> Response:

@@ -17,7 +17,7 @@ from fastapi import FastAPI, Response
 
 from viz import words
 from viz.feed import Feed, StepSource
-from viz.feed_routes import OpenPages, register_feed
+from viz.feed_routes import register_feed
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -29,13 +29,9 @@ Kind = Literal["live", "compare"]
 
 
 def register_routes(app: FastAPI, service: StepSource) -> Feed:
-    """Add all routes under /ui/ to `app`; the feed and the open pages are kept as `app.state.feed` and `.pages`.
-
-    `app.state.pages.on_closed` takes callbacks that get the id of a page that was closed.
-    """
-    feed, pages = Feed(service), OpenPages()
-    app.state.feed, app.state.pages = feed, pages
-    register_feed(app, feed, pages)
+    """Add all routes under /ui/ to `app`; returns the feed behind them."""
+    feed = Feed(service)
+    register_feed(app, feed)
 
     @app.get("/ui/static/{version}/{name:path}", include_in_schema=False)
     def static(version: str, name: str) -> Response:

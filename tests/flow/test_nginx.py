@@ -115,7 +115,7 @@ def test_an_answer_streams_and_is_not_kept_until_it_is_whole(behind: tuple[str, 
 
 def test_the_feeds_websocket_gets_through(behind: tuple[str, CountedRunner]):
     url, _ = behind
-    with connect(url.replace("http", "ws") + "/ui/feed?page=p", origin=url) as socket_:  # type: ignore[arg-type]
+    with connect(url.replace("http", "ws") + "/ui/feed", origin=url) as socket_:  # type: ignore[arg-type]
         socket_.send("{}")
         assert json.loads(socket_.recv(timeout=20))["epoch"]
 

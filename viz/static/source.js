@@ -6,15 +6,6 @@ import { History } from "./history.js";
 const POLL_MS = 250;
 const RETRY_MS = [50, 500, 1000, 2000, 4000];
 
-/** This page's id, made once; what its chats and its feed have in common. */
-export function pageId() {
-  if (!window.enginePageId) {
-    const bytes = crypto.getRandomValues(new Uint8Array(12));
-    window.enginePageId = [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
-  }
-  return window.enginePageId;
-}
-
 class Source {
   constructor() {
     this.history = new History();
@@ -60,7 +51,7 @@ export class LiveSource extends Source {
   }
 
   connect() {
-    const url = new URL(`ui/feed?page=${pageId()}`, this.base);
+    const url = new URL("ui/feed", this.base);
     url.protocol = url.protocol.replace("http", "ws");
     this.socket = new WebSocket(url);
     this.socket.onopen = () => {

@@ -1,8 +1,7 @@
-"""The feed's doors: WebSocket and HTTP, origins, open pages, static files."""
+"""The feed's doors: WebSocket and HTTP, origins, static files."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections.abc import Iterator
@@ -15,22 +14,22 @@ from fastapi import FastAPI
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.http_server import serving, wait_until
+from tests.http_server import serving
 from tests.unit.viz.recorded import Source, Traffic
 from viz import feed_routes, panels
 from viz.feed import Feed
-from viz.feed_routes import Allowance, Connection, News, OpenPages, is_same_origin
+from viz.feed_routes import Allowance, Connection, News, is_same_origin
 
 
 @dataclass
 class Server:
     url: str
     source: Source
-    app: FastAPI
+    feed: Feed
     traffic: Traffic
 
-    def connect(self, page: str = "p", **options: Any) -> Any:
-        return connect(self.url.replace("http", "ws") + f"/ui/feed?page={page}", **options)
+    def connect(self, **options: Any) -> Any:
+        return connect(self.url.replace("http", "ws") + "/ui/feed", **options)
 
     def step(self) -> int:
         record = self.traffic.step()
@@ -44,9 +43,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(feed_routes, "UPDATES_PER_S", 500.0)
     monkeypatch.setattr(feed_routes, "TICK_S", 0.005)
     source, app = Source(), FastAPI()
-    panels.register_routes(app, source)
+    feed = panels.register_routes(app, source)
     with serving(app) as url:
-        yield Server(url, source, app, Traffic(seed=1, num_requests=500))
+        yield Server(url, source, feed, Traffic(seed=1, num_requests=500))
 
 
 def ask(socket: Any, **question: Any) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def test_a_socket_answers_each_question_once(server: Server) -> None:
 
 
 def test_many_pages_share_one_encoding(server: Server) -> None:
-    sockets = [server.connect(f"page{i}") for i in range(10)]
+    sockets = [server.connect() for _ in range(10)]
     for _ in range(20):
         server.step()
     texts = set()
@@ -83,54 +82,9 @@ def test_many_pages_share_one_encoding(server: Server) -> None:
         socket.send("{}")
         texts.add(socket.recv(timeout=20))
     assert len(texts) == 1
-    assert server.app.state.feed.num_encoded == 20
-    assert len(server.app.state.pages) == 10
+    assert server.feed.num_encoded == 20
     for socket in sockets:
         socket.close()
-
-
-def test_a_page_that_comes_back_in_time_was_never_closed() -> None:
-    async def run() -> list[str]:
-        over, closed = asyncio.Event(), []
-        pages = OpenPages(wait=lambda: over.wait())
-        pages.on_closed.append(closed.append)
-        for page in ("stays", "reloads", "goes", "has two"):
-            pages.opened(page)
-        pages.opened("has two")
-        for page in ("reloads", "goes", "has two"):
-            pages.closed(page)
-        await asyncio.sleep(0)
-        pages.opened("reloads")
-        over.set()
-        while not closed:
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        return closed
-
-    assert asyncio.run(run()) == ["goes"]
-
-
-def test_a_page_whose_socket_closes_is_reported(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-    server.app.state.pages.on_closed.append(closed.append)
-    monkeypatch.setattr(feed_routes, "CLOSE_GRACE_S", 0.0)
-    with server.connect("stays"):
-        server.connect("goes").close()
-        wait_until(lambda: closed == ["goes"])
-    wait_until(lambda: closed == ["goes", "stays"])
-
-
-def test_a_failing_callback_keeps_no_other_from_hearing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-
-    def fails(page: str) -> None:
-        raise RuntimeError("no")
-
-    server.app.state.pages.on_closed += [fails, closed.append]
-    monkeypatch.setattr(feed_routes, "CLOSE_GRACE_S", 0.0)
-    server.connect("one").close()
-    wait_until(lambda: closed == ["one"])
 
 
 @pytest.mark.parametrize("question", ["x" * 5000, "nonsense", '{"since": "five"}', "[1]", '{"epoch": 5}', "null"])
@@ -177,7 +131,7 @@ def test_polling_gives_the_same_answers(server: Server) -> None:
 
 
 def test_runs_are_served_until_they_are_forgotten(server: Server) -> None:
-    run_id = server.app.state.feed.add_run(Traffic(seed=1, num_requests=3).records())
+    run_id = server.feed.add_run(Traffic(seed=1, num_requests=3).records())
     answer = httpx.get(f"{server.url}/ui/runs/{run_id}").json()
     assert answer["base"]["step"] == 0
     assert answer["steps"][0]["s"] == 1
