@@ -22,7 +22,7 @@ WAIT_WORDS: Mapping[str, str] = {
     "no_budget": "this step's token budget is used up by others",
     "batch_closed": "the running static batch takes nobody in until its longest member ends",
     "cohort_forming": "a static batch is being formed: it waits a moment for others to arrive",
-    "behind": "first come, first served: [{behind|rq} stands before it and ]it must not overtake",
+    "behind": "first come, first served[: {behind|rq} stands before it]",
     "sibling": "its prompt is just being computed by its sibling; it will share that work",
     "decode_turn": "this step only decodes; prompts get their turn in another step",
     "prefill_turn": "this step only reads prompts; answers go on in another step",

@@ -29,8 +29,9 @@ export class Life {
   /** One more step of `kind`; a stretch of waiting lasts until the next step that does something. */
   extend(kind, frame, more = {}) {
     const last = this.segments[this.segments.length - 1];
-    if (last && last.kind === kind && last.reason === more.reason && kind !== "prefill") {
+    if (last && last.kind === kind && kind !== "prefill") {
       last.to = frame.end;
+      last.reason = more.reason; // the newest one; how long each lasted stands in `waits`
       last.lastStep = frame.step;
       return;
     }

@@ -62,7 +62,7 @@ class Traffic:
         return request.request_id
 
     def step(self) -> StepRecord | None:
-        while self.left and self.rng.random() < 0.35:
+        while self.left and len(self.engine.scheduler.queue) < 10 and self.rng.random() < 0.35:
             self.add()
             self.left -= 1
         if self.next_id > 2 and self.rng.random() < 0.04:

@@ -17,7 +17,7 @@ export class Anatomy {
     this.range = range;
     this.panel = new Panel("anatomy", "Step anatomy", "Where does a step's time go?");
     this.root = this.panel.root;
-    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Step anatomy" });
+    this.box = el("div", { class: "ep-chart", role: "figure", "aria-label": "Step anatomy" });
     this.panel.body.append(this.box, legend(ORDER.map((name) => ["fill", `time-${name}`, NAMES[name]])));
     this.chart = new Chart(view, range, this.box, { height: 200 });
     this.chart.onRange = () => this.draw();

@@ -18,7 +18,7 @@ export class FirstToken {
     this.range = range;
     this.panel = new Panel("firsttoken", "Time to first token", "What was it spent on?");
     this.root = this.panel.root;
-    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Parts of each time to first token" });
+    this.box = el("div", { class: "ep-chart", role: "figure", "aria-label": "Parts of each time to first token" });
     const keys = PARTS.map(([key, words, color]) => [key === "waiting" ? "fill-reserved" : "fill", color, words]);
     this.panel.body.append(this.box, legend(keys));
     this.chart = new Chart(view, range, this.box, { height: 230, hasTime: false });

@@ -27,7 +27,7 @@ export class Gantt {
     this.range = range;
     this.panel = new Panel("gantt", "Timeline of each request", "Who waited, who worked, when?");
     this.root = this.panel.root;
-    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Timeline of each request" });
+    this.box = el("div", { class: "ep-chart", role: "figure", "aria-label": "Timeline of each request" });
     this.panel.body.append(this.box, legend(LEGEND));
     this.chart = new Chart(view, range, this.box);
     this.chart.onRange = () => this.draw();

@@ -20,7 +20,7 @@ export class Latency {
     this.panel = new Panel("latency", "Latency", "How long do people wait?");
     this.root = this.panel.root;
     this.figures = el("dl", { class: "ep-figures" });
-    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Latency over time" });
+    this.box = el("div", { class: "ep-chart", role: "figure", "aria-label": "Latency over time" });
     this.panel.body.append(this.figures, this.box, legend(LEGEND));
     this.chart = new Chart(view, range, this.box, { height: 230 });
     this.chart.onRange = () => this.draw();

@@ -31,7 +31,7 @@ export class Memory {
     this.range = range;
     this.panel = new Panel("memory", "Memory over time", "How much of the pool is wasted?");
     this.root = this.panel.root;
-    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Memory over time" });
+    this.box = el("div", { class: "ep-chart", role: "figure", "aria-label": "Memory over time" });
     this.panel.body.append(this.box, legend(LEGEND));
     this.chart = new Chart(view, range, this.box, { height: 260 });
     this.chart.onRange = () => this.draw();

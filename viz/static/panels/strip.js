@@ -1,9 +1,10 @@
 // The batch strip: requests × steps. What each request did in each step, and how full each step was.
 
-import { el, legend, Panel, setText, tooltip } from "../dom.js";
-import { hatch, inkOn, penFor, withAlpha } from "../theme.js";
-import { count, label, number, seconds } from "../words.js";
 import { activity, rowsOf, total } from "../activity.js";
+import { el, legend, Panel, setText, tooltip } from "../dom.js";
+import { inkOn, penFor, withAlpha } from "../theme.js";
+import { count, label, number, seconds } from "../words.js";
+import { drawBar, drawCell } from "./stripcells.js";
 
 const LEGEND = [
   ["prefill", null, "reads its prompt (prefill)"],
@@ -86,7 +87,7 @@ export class Strip {
     this.rowHeight = 20;
     const rowsEnd = this.roomFor(ids.length + (hidden ? 1 : 0)) * this.rowHeight;
     const height = rowsEnd + BARS + TICKS + 8;
-    Object.assign(this, { first, last, ids, height, rowsEnd });
+    Object.assign(this, { first, last, ids, width, height, rowsEnd });
     const ctx = penFor(this.canvas, width, height);
     ctx.textBaseline = "middle";
     this.drawCursor(ctx, frame);
@@ -143,10 +144,11 @@ export class Strip {
     ctx.strokeStyle = theme.line;
     ctx.lineWidth = 1;
     ctx.strokeRect(this.labels, y + rowHeight - 0.5, (this.last - this.first + 1) * cell, 0);
+    const pen = { ctx, theme, cell, rowHeight };
     let stretch = null;
     for (let n = this.first; n <= this.last; n++) {
       const what = activity(history, history.frame(n), id);
-      if (what) this.drawCell(ctx, what, this.x(n), y, color, theme);
+      if (what) drawCell(pen, what, this.x(n), y, color);
       const word = !what || what.preempted ? null : what.kind === "wait" ? (what.wait ? view.waitShort(what.wait.reason) : "") : what.kind === "inactive" ? "slot held" : null;
       if (stretch && stretch.word !== word) this.drawStretch(ctx, stretch, n, y);
       if (!stretch || stretch.word !== word) stretch = word ? { word, from: n } : null;
@@ -160,78 +162,6 @@ export class Strip {
     if (what.kind === "decode") return "writes";
     if (what.kind === "inactive") return "slot held";
     return what.wait ? this.view.waitShort(what.wait.reason) : "waits";
-  }
-
-  drawCell(ctx, what, x, y, color, theme) {
-    const { cell, rowHeight } = this;
-    const gap = cell > 5 ? 1 : 0;
-    const [left, top, width, height] = [x + gap / 2, y + 2, cell - gap, rowHeight - 5];
-    if (what.kind === "prefill") {
-      const rows = what.tokens + what.padding + what.cached;
-      ctx.fillStyle = color;
-      ctx.fillRect(left, top, width, height);
-      if (what.cached) this.shade(ctx, "stripes", withAlpha(theme.card, 0.75), left, top + height * (1 - what.cached / rows), width, (height * what.cached) / rows);
-      this.shadePadding(ctx, what, rows, left, top, width, height, theme);
-      if (cell >= 12 && what.padding < rows / 2) this.verticalNumber(ctx, what.tokens, left + width / 2, top + height / 2, inkOn(color), height);
-    } else if (what.kind === "decode") {
-      ctx.fillStyle = withAlpha(color, 0.3);
-      ctx.fillRect(left, top + height * 0.2, width, height * 0.6);
-      ctx.fillStyle = color;
-      ctx.fillRect(left, top + height * 0.38, width, Math.max(3, height * 0.24));
-      if (what.padding) this.shadePadding(ctx, what, what.tokens + what.padding, left, top, width, height, theme);
-    } else if (what.kind === "inactive") {
-      this.shade(ctx, "cross", theme.dim, left, top + height * 0.2, width, height * 0.6);
-    } else if (what.kind === "wait") {
-      ctx.strokeStyle = withAlpha(color, 0.9);
-      ctx.setLineDash([2, 2]);
-      ctx.beginPath();
-      ctx.moveTo(x, y + rowHeight / 2);
-      ctx.lineTo(x + cell, y + rowHeight / 2);
-      ctx.stroke();
-      ctx.setLineDash([]);
-      if (what.padding) this.shadePadding(ctx, what, what.padding, left, top, width, height, theme);
-    }
-    if (what.preempted) this.drawPreempted(ctx, x + cell / 2, y + rowHeight / 2, theme);
-  }
-
-  shade(ctx, kind, color, x, y, width, height) {
-    ctx.fillStyle = hatch(ctx, kind, color);
-    ctx.fillRect(x, y, width, height);
-  }
-
-  shadePadding(ctx, what, rows, left, top, width, height, theme) {
-    if (!what.padding) return;
-    const part = (height * what.padding) / rows;
-    ctx.fillStyle = theme.sunken;
-    ctx.fillRect(left, top, width, part);
-    this.shade(ctx, "stripes", theme.dim, left, top, width, part);
-  }
-
-  verticalNumber(ctx, n, x, y, color, height) {
-    const text = n >= 10_000 ? `${Math.round(n / 1000)}k` : String(n);
-    ctx.save();
-    ctx.translate(x, y);
-    ctx.textAlign = "center";
-    if (this.cell < 6 * text.length + 2) ctx.rotate(-Math.PI / 2);
-    ctx.font = `600 ${Math.min(9.5, (height * 1.7) / text.length)}px ${this.view.theme.font}`;
-    ctx.fillStyle = color;
-    ctx.fillText(text, 0, 0.5);
-    ctx.restore();
-  }
-
-  drawPreempted(ctx, x, y, theme) {
-    ctx.strokeStyle = theme.card;
-    for (const [width, color] of [[5, theme.card], [2.5, theme.bad]]) {
-      ctx.strokeStyle = color;
-      ctx.lineWidth = width;
-      ctx.beginPath();
-      ctx.moveTo(x - 5, y - 5);
-      ctx.lineTo(x + 5, y + 5);
-      ctx.moveTo(x + 5, y - 5);
-      ctx.lineTo(x - 5, y + 5);
-      ctx.stroke();
-    }
-    ctx.lineWidth = 1;
   }
 
   /** The reason, written over a stretch of waiting that is long enough to hold it. */
@@ -256,8 +186,8 @@ export class Strip {
     for (let n = this.first; n <= this.last; n++) most = Math.max(most, total(rowsOf(history.frame(n))));
     const budget = frame.budget;
     const scale = Math.max(most, budget <= most * 2.5 ? budget : most * 1.15);
-    ctx.globalAlpha = 1;
-    for (let n = this.first; n <= this.last; n++) this.drawBar(ctx, rowsOf(history.frame(n)), this.x(n), top + full, full / scale);
+    const pen = { ctx, theme, cell: this.cell, rowHeight: this.rowHeight };
+    for (let n = this.first; n <= this.last; n++) drawBar(pen, rowsOf(history.frame(n)), this.x(n), top + full, full / scale);
     ctx.strokeStyle = theme.line;
     ctx.strokeRect(this.labels, top + full + 0.5, (this.last - this.first + 1) * this.cell, 0);
     const y = top + full - (budget * full) / scale;
@@ -279,29 +209,11 @@ export class Strip {
     const every = [5, 10, 20, 50, 100].find((n) => n * this.cell >= 56) ?? 100;
     ctx.textAlign = "center";
     for (let n = Math.ceil(this.first / every) * every; n <= this.last; n += every) {
-      if (this.x(n) > this.labels + 8) this.text(ctx, n % (every * 2) ? number(n) : `step ${number(n)}`, this.x(n) + this.cell / 2, y, this.view.theme.dim, 10);
+      const text = n % (every * 2) ? number(n) : `step ${number(n)}`;
+      const x = Math.min(this.x(n) + this.cell / 2, this.width - 3 * text.length);
+      if (x > this.labels + 8) this.text(ctx, text, x, y, this.view.theme.dim, 10);
     }
     ctx.textAlign = "left";
-  }
-
-  drawBar(ctx, rows, x, bottom, scale) {
-    const { theme } = this.view;
-    const width = this.cell - (this.cell > 5 ? 1 : 0);
-    let y = bottom;
-    const add = (n, paint) => {
-      if (!n) return;
-      const height = Math.max(1, n * scale);
-      y -= height;
-      paint(y, height);
-    };
-    const solid = (color) => (top, height) => {
-      ctx.fillStyle = color;
-      ctx.fillRect(x, top, width, height);
-    };
-    add(rows.decode, solid(withAlpha(theme.accent, 0.45)));
-    add(rows.prefill, solid(theme.accent));
-    add(rows.inactive, (top, height) => this.shade(ctx, "cross", theme.dim, x, top, width, height));
-    add(rows.padding, (top, height) => this.shade(ctx, "stripes", theme.dim, x, top, width, height));
   }
 
   describe(frame) {

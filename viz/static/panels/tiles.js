@@ -18,15 +18,12 @@ export class Tiles {
     this.view = view;
     this.values = {};
     this.notes = {};
-    this.bars = {};
     this.root = el("dl", { class: "ep-tiles" });
     for (const [name, title, meaning] of TILES) {
       this.values[name] = el("dd", { class: "ep-tile-value" }, "–");
       this.notes[name] = el("dd", { class: "ep-tile-note" });
       this.root.append(el("div", { class: `ep-tile ep-tile-${name}`, title: meaning }, el("dt", {}, title), this.values[name], this.notes[name]));
     }
-    this.bar = el("span", { class: "ep-tile-bar" });
-    this.root.querySelector(".ep-tile-memory").append(this.bar);
   }
 
   draw() {
@@ -46,7 +43,7 @@ export class Tiles {
     this.set("wasted", number(wasted), frame.policy === "static" ? "and counting" : "static batching only");
     this.set("preemptions", number(preemptions), evictions ? `${number(evictions)} evictions` : "");
     this.set("hits", queried ? percent(hit / queried) : "–", queried ? `${number(hit)} of ${number(queried)} tokens` : "");
-    this.bar.style.setProperty("--share", used);
+    this.root.style.setProperty("--share", used);
   }
 
   waitNote(frame, waiting) {

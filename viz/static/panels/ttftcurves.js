@@ -16,7 +16,7 @@ export class TtftCurves {
     this.view = views[0];
     this.panel = new Panel("curves", "Time to first token, all requests", "What share had its first token after how long?");
     this.root = this.panel.root;
-    this.box = el("div", { class: "ep-chart", role: "img", "aria-label": "Time to first token of both runs" });
+    this.box = el("div", { class: "ep-chart", role: "figure", "aria-label": "Time to first token of both runs" });
     this.panel.body.append(this.box, legend(views.map((view, i) => [LOOKS[i][2], LOOKS[i][0], view.source.title])));
     this.chart = new Chart(this.view, range, this.box, { height: 240, hasTime: false });
     this.panel.getTable = () => this.table();
