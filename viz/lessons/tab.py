@@ -114,7 +114,9 @@ def build(service: Any, runner: LoadRunner | None) -> Lessons:
             text = gr.Markdown(text_of(first), elem_id="lesson-text")
             with gr.Row():
                 run = gr.Button("Run the experiment", variant="primary", min_width=170, elem_id="lesson-run")
-                send = gr.Button("Send it to the live engine", min_width=190, elem_id="lesson-send")
+                send = gr.Button(
+                    "Send it to the live engine", min_width=190, visible=runner is not None, elem_id="lesson-send"
+                )
             challenge = gr.Markdown(challenge_of(first), elem_id="lesson-challenge")
             with gr.Row(equal_height=True, elem_id="lesson-knobs"):
                 knobs = [_knob(name, values) for name in KNOBS]
