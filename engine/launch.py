@@ -97,6 +97,7 @@ def _launch_engine(options: Options) -> Launched:
     settings = options.engine_settings(opened.device, opened.config.max_position_embeddings)
     settings = _with_pool(settings, opened, options.sizes_pool_from_memory)
     loaded = load_model(opened, options.quantization, settings.num_blocks, settings.block_size)
+    loaded.runner.warm_up(settings.max_num_seqs)
     name = options.served_model_name or loaded.source.name
     service = EngineService(
         loaded.runner,

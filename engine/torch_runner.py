@@ -179,6 +179,6 @@ def _sampling_row(scheduled: ScheduledRequest) -> SamplingRow:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         min_tokens=params.min_tokens,
-        eos_token_ids=request.eos_token_ids,
+        eos_token_ids=() if params.ignore_eos else request.eos_token_ids,
         logprobs=params.logprobs,
     )
