@@ -31,7 +31,7 @@ CHANGEABLE = (
 """Settings that may change while the engine runs; the rest is fixed by the model or at the start."""
 
 _LIMITS = {
-    "block_size": (1, 1024),
+    "block_size": (1, 1_000_000),
     "num_blocks": (1, 10_000_000),
     "max_num_seqs": (1, 4096),
     "max_num_batched_tokens": (1, 1_000_000),
