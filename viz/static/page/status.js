@@ -114,7 +114,8 @@ function noticeWords(state) {
   if (state.draining) {
     const changes = Object.entries(state.draining_for || {});
     const words = changes.map(([name, value]) => `${NAMES[name] || name} → ${value}`).join(", ");
-    const ends = state.num_running ? `when the ${state.num_running} running requests have ended` : "at once";
+    const ends = state.num_running === 1 ? "when the running request has ended"
+      : state.num_running ? `when the ${state.num_running} running requests have ended` : "at once";
     return `Draining: ${words || "a change of settings"} takes effect ${ends}; what waits stays in the queue.`;
   }
   if (state.paused) return "Paused: nothing is computed. “One step” computes a single step, “Go on” resumes.";
