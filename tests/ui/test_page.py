@@ -222,12 +222,12 @@ def test_pause_and_one_step(tab: Tab, server: PageServer) -> None:
 
 def test_a_refused_size_is_told_and_the_number_comes_back(tab: Tab, server: PageServer) -> None:
     tab.page.click("#sizes button >> nth=0")
-    field = tab.page.get_by_label("Tokens a block")
-    field.fill("5000")
+    field = tab.page.get_by_label("Slots", exact=True)
+    field.fill("99999")
     tab.page.click("#apply-sizes")
-    tab.page.wait_for_selector("text=block_size must be a whole number from 1 to 1024")
-    tab.page.wait_for_function("document.querySelector('[aria-label=\"Tokens a block\"]').value === '16'")
-    assert server.service.state()["block_size"] == 16
+    tab.page.wait_for_selector("text=max_num_seqs must be a whole number from 1 to 4096")
+    tab.page.wait_for_function("document.querySelector('[aria-label=\"Slots\"]').value === '4'")
+    assert server.service.state()["max_num_seqs"] == 4
 
 
 def test_a_preset_runs_and_stops_at_once(tab: Tab, server: PageServer) -> None:
