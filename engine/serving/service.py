@@ -271,7 +271,6 @@ class EngineService:
 
     def _publish(self, record: StepRecord) -> None:
         started = time.perf_counter()
-        self._streams.publish(record, self.engine.last_output.sampled)
         self.ring.append(record)
         self._snapshot = snapshot(self.engine, record)
         for listener in list(self._listeners):
@@ -280,6 +279,8 @@ class EngineService:
             except Exception:
                 log.exception("A listener of step records failed and is dropped")
                 self._listeners.remove(listener)
+        # Last: whoever has an answer's end finds it in state, records and metrics too.
+        self._streams.publish(record, self.engine.last_output.sampled)
         self.engine.publish_s = time.perf_counter() - started
 
     def _sleep(self, seconds: float) -> None:
