@@ -239,8 +239,9 @@ def test_on_the_real_engine_both_sides_run_and_the_settings_come_back(service: E
     service.control({"step_delay_s": 0.01})
     comparison = Comparison(service, LoadRunner(service, range(9)), False)
     value = result(comparison, ask(QUESTIONS[0], on_real_model=True))
-    steps = by_key(value)["num_steps"]
-    assert int(steps["a"]) > int(steps["b"])
+    wasted = by_key(value)["wasted_slot_steps"]  # not the steps: their number hangs on how fast requests are sent
+    assert wasted["a"] != "0"
+    assert wasted["b"] == "0"
     assert "Measured on the real model" in value["basis"]
     now = service.state()
     assert (now["policy"], now["max_num_seqs"], now["num_blocks"]) == ("mixed", 4, 256)
