@@ -331,12 +331,14 @@ def test_listeners_get_every_record_and_a_broken_one_is_dropped() -> None:
 def test_whoever_has_an_answer_finds_it_in_state_and_records_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as service:
         publish, seen = service._streams.publish, []
-
-        def watched(record: StepRecord, sampled: Any) -> None:
-            seen.append((record.step, service.state()["step"], service.ring.newest))
-            publish(record, sampled)
-
-        monkeypatch.setattr(service._streams, "publish", watched)
+        monkeypatch.setattr(
+            service._streams,
+            "publish",
+            lambda record, sampled: (
+                seen.append((record.step, service.state()["step"], service.ring.newest)),
+                publish(record, sampled),
+            ),
+        )
         service.submit([1, 2], greedy(3))[0].result(PATIENCE_S)
     assert seen == [(step, step, step) for step in range(1, len(seen) + 1)] != []
 
