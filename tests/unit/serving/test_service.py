@@ -12,7 +12,6 @@ import pytest
 from engine.scheduling.sampling_params import InvalidRequest
 from engine.serving.service import EngineService
 from engine.serving.service_errors import EngineDead, QueueFull
-from engine.telemetry.record import StepRecord
 from tests.symbolic_runner import answer
 from tests.unit.serving.service_runs import PATIENCE_S, GatedRunner, greedy, make_service, num_live, running, until
 
@@ -307,40 +306,6 @@ def test_why_a_request_waits_and_where() -> None:
         assert service.wait_reason(streams[0].request_id) is None
         assert service.wait_reason(streams[2].request_id).reason == "no_slot"  # type: ignore[union-attr]
         assert service.wait_reason(999) is None
-
-
-def test_listeners_get_every_record_and_a_broken_one_is_dropped() -> None:
-    records: list[StepRecord] = []
-    calls = []
-
-    def broken(record: StepRecord) -> None:
-        calls.append(record.step)
-        raise RuntimeError("a page that is gone")
-
-    with running() as service:
-        service.add_listener(broken)
-        service.add_listener(records.append)
-        service.submit([1], greedy(5))[0].result(PATIENCE_S)
-        until(lambda: len(records) == 5)
-    assert calls == [1]
-    assert [record.step for record in records] == [1, 2, 3, 4, 5]
-    steps = service.steps(since=2)
-    assert [record.step for record in steps.records] == [3, 4, 5]
-
-
-def test_whoever_has_an_answer_finds_it_in_state_and_records_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as service:
-        publish, seen = service._streams.publish, []
-        monkeypatch.setattr(
-            service._streams,
-            "publish",
-            lambda record, sampled: (
-                seen.append((record.step, service.state()["step"], service.ring.newest)),
-                publish(record, sampled),
-            ),
-        )
-        service.submit([1, 2], greedy(3))[0].result(PATIENCE_S)
-    assert seen == [(step, step, step) for step in range(1, len(seen) + 1)] != []
 
 
 def test_two_runs_of_one_service_are_alike() -> None:
