@@ -15,7 +15,7 @@ from typing import Any
 from engine.telemetry.record import Wait
 
 WAIT_WORDS: Mapping[str, str] = {
-    "no_slot": "no free slot: as many requests run as the engine allows",
+    "no_slot": "no free slot: as many requests run as the engine allows[ ({slots})]",
     "no_blocks": "not enough KV memory: needs {needed_blocks|block}[, only {available_blocks} can be given]",
     "no_run": "enough blocks are free, but not side by side: needs {needed_blocks|block} in one unbroken run"
     "[, the longest free run has {available_blocks}]",

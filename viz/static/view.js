@@ -40,7 +40,7 @@ export class View {
   }
 
   waitWords(wait) {
-    return fill(this.words.wait[wait.reason] ?? wait.reason, wait);
+    return fill(this.words.wait[wait.reason] ?? wait.reason, { ...wait, slots: this.frame?.slots });
   }
 
   waitShort(reason) {

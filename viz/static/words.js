@@ -8,8 +8,10 @@ export function label(id) {
   return letters;
 }
 
+const GROUPED = new Intl.NumberFormat("en-US", { maximumFractionDigits: 20 });
+
 export function number(value) {
-  return Math.round(value).toLocaleString("en-US");
+  return GROUPED.format(Math.round(value));
 }
 
 /** "12 ms", "1.25 s", "14 s" */
@@ -40,6 +42,6 @@ export function fill(template, values) {
     if (kind === "s") return seconds(value);
     if (kind === "rq") return label(value);
     if (kind) return count(value, kind);
-    return typeof value === "number" ? value.toLocaleString("en-US") : String(value);
+    return typeof value === "number" ? GROUPED.format(value) : String(value);
   });
 }

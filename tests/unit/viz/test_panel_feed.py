@@ -286,3 +286,24 @@ def test_only_the_newest_runs_are_kept() -> None:
     ids = [feed.add_run(Traffic(seed=1, num_requests=1).records()) for _ in range(feed_module.MAX_RUNS + 1)]
     assert feed.run(ids[0]) is None
     assert feed.run(ids[-1]) is not None
+
+
+def test_a_busy_engine_with_8192_blocks_costs_a_page_little() -> None:
+    """64 requests at a time, one arriving every step or two: below 60 KB/s."""
+    source = Source()
+    traffic = Traffic(
+        seed=6, num_requests=150, num_blocks=8192, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048
+    )
+    for _ in range(60):
+        traffic.add(prompt=tuple(range(300)), max_tokens=200)
+    records = [traffic.step() for _ in range(240)]
+    for record in records:
+        assert record is not None
+        source.ring.append(record)
+    feed = Feed(source)
+    busy = [record for record in records[100:] if record and len(record.num_tokens) >= 40]
+    assert len(busy) > 100
+    first = feed.answer(records[99].step if records[99] else 0, None)[0]
+    size = len(feed.answer(first.newest - len(records[100:]), source.ring.epoch)[0].text)
+    assert 60 * size / len(records[100:]) < 60_000  # bytes a second at 60 steps a second, before the socket packs them
+    assert min(len(json.dumps(record.to_dict())) for record in busy) > 1500  # what whole records would have cost

@@ -8,7 +8,7 @@ const TILES = [
   ["waiting", "Waiting", "requests that were there but not in this step"],
   ["speed", "Tokens/s", "tokens written for all requests, over the last two seconds"],
   ["memory", "KV in use", "share of the KV blocks that belong to a request"],
-  ["wasted", "Wasted slot-steps", "static batching only: slots held by ended requests, and padding, since the start"],
+  ["wasted", "Wasted slots", "slot-steps: static batching only: slots held by ended requests, and padding, since the start"],
   ["preemptions", "Preemptions", "requests thrown out of memory and computed again, since the start"],
   ["hits", "Prefix hits", "share of prompt tokens that were found in memory instead of computed"],
 ];
@@ -40,7 +40,7 @@ export class Tiles {
     const speed = isIdle ? 0 : this.view.history.tokensPerSecond(frame);
     this.set("speed", number(speed), isIdle ? "idle" : `${number(frame.duration * 1000)} ms a step`);
     this.set("memory", percent(used), `${number(frame.memory.active)} of ${number(frame.numBlocks)} blocks`);
-    this.set("wasted", number(wasted), frame.policy === "static" ? "and counting" : "static batching only");
+    this.set("wasted", number(wasted), frame.policy === "static" ? "and counting" : "static only");
     this.set("preemptions", number(preemptions), evictions ? `${number(evictions)} evictions` : "");
     this.set("hits", queried ? percent(hit / queried) : "–", queried ? `${number(hit)} of ${number(queried)} tokens` : "");
     this.root.style.setProperty("--share", used);
