@@ -64,6 +64,16 @@ class PrefixNumbers:
 
     def extend(self, place: Place, token_id: int) -> int:
         """One more token; returns its number."""
+        node = place.node
+        if place.length == node.start + len(node.tokens) and not node.children and node.parent is not None:
+            # Nobody else goes on from here: the usual case, for every token of every answer.
+            number = self._next_number
+            node.tokens.append(token_id)
+            node.numbers.append(number)
+            self._next_number = number + 1
+            self.num_tokens += 1
+            place.length += 1
+            return number
         return self._advance(place, array("q", (token_id,)))[0]
 
     def end(self, place: Place) -> None:
