@@ -30,6 +30,7 @@ IDEAS = [
     "metrics.md",
     "threads-and-records.md",
     "time-travel.md",
+    "workloads.md",
 ]
 OTHER_PROGRAMS = {"schemathesis", "guidellm", "curl", "pip", "apt"}
 GUIDES = ["add-a-policy.md", "add-a-model.md", "walk.md", "deploy.md"]
