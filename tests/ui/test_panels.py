@@ -364,7 +364,9 @@ def test_a_page_that_was_away_too_long_says_what_it_skipped(stage: Stage, open_t
     stage.run(100)
     tab.set_hidden(False)
     tab.catch_up()
-    assert tab.page.locator(".ep-note").inner_text() == "This page was away for long: steps 22–71 are not shown."
+    assert tab.page.locator(".ep-note-words").inner_text() == "This page was away for long: steps 22–71 are not shown."
+    tab.page.locator(".ep-note").get_by_role("button").click()
+    assert tab.page.locator(".ep-note").is_hidden()
 
 
 def test_a_restarted_engine_starts_over(stage: Stage, open_tab: Callable[..., Tab]) -> None:

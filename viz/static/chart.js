@@ -94,7 +94,7 @@ export class Chart {
   axis(more = {}) {
     const { theme } = this.view;
     const line = { gridcolor: theme.line, zerolinecolor: theme.line, linecolor: theme.line, fixedrange: true };
-    return { ...line, tickfont: { size: 11 }, uirevision: "keep", automargin: true, ...more };
+    return { ...line, tickfont: { size: 11 }, uirevision: "keep", ...more };
   }
 
   layout(layout, width) {

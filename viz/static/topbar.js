@@ -13,7 +13,12 @@ export class TopBar {
     this.slider = el("input", { type: "range", class: "ep-slider", "aria-label": "Step shown by all panels", min: "1", max: "1", step: "1", oninput: () => this.goTo(Number(this.slider.value)) });
     this.where = el("output", { class: "ep-where" });
     this.live = el("button", { type: "button", class: "ep-live", onclick: () => view.cursor.set({ time: null }) }, view.source.isRun ? "End" : "Live");
-    this.skipped = el("p", { class: "ep-note", hidden: true });
+    this.skippedWords = el("span", { class: "ep-note-words" });
+    const dismiss = () => {
+      view.history.skipped = null;
+      this.draw();
+    };
+    this.skipped = el("p", { class: "ep-note", hidden: true }, this.skippedWords, " ", el("button", { type: "button", class: "ep-link", onclick: dismiss }, "OK"));
     const time = el("div", { class: "ep-time", role: "group", "aria-label": "Time" }, button("◀", "One step back (left arrow)", () => this.move(-1)), this.slider, button("▶", "One step forward (right arrow)", () => this.move(1)), this.where, this.live);
     this.root = el("div", { class: "ep-top" }, el("div", { class: "ep-top-line" }, this.status, this.what), time, this.skipped);
   }
@@ -36,7 +41,7 @@ export class TopBar {
     setText(this.status, words);
     this.live.setAttribute("aria-pressed", String(cursor.isLive));
     this.skipped.hidden = !history.skipped;
-    if (history.skipped) setText(this.skipped, `This page was away for long: steps ${history.skipped.map(number).join("–")} are not shown.`);
+    if (history.skipped) setText(this.skippedWords, `This page was away for long: steps ${history.skipped.map(number).join("–")} are not shown.`);
     if (!frame) {
       setText(this.where, "no step yet");
       return;

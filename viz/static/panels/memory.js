@@ -80,10 +80,19 @@ export class Memory {
     if (!frame) return null;
     this.describe(frame);
     return this.chart.react(this.traces(), {
-      yaxis: { title: { text: "tokens", font: { size: 11 } }, range: [0, frame.numBlocks * frame.blockSize], tickformat: "~s" },
+      yaxis: { title: { text: "tokens", font: { size: 11 } }, range: [0, this.top(frame)], tickformat: "~s" },
       yaxis2: this.chart.axis({ overlaying: "y", side: "right", range: [0, 1], tickformat: ".0%", showgrid: false, tickmode: "array", tickvals: [0, 0.25, 0.5, 0.75, 1] }),
       margin: { l: 48, r: 44, t: 8, b: 28 },
     });
+  }
+
+  /** How high the picture goes: the whole pool, or a half, a quarter … of it where most of a big pool stays free. */
+  top(frame) {
+    const [from, to] = this.range.now();
+    const used = this.range.views.flatMap((view) => between(view.history, from, to).map((f) => (f.memory.active + f.memory.cached) / f.numBlocks));
+    const most = Math.max(0.02, ...used);
+    const share = [1, 2, 4, 8, 16, 32].findLast((part) => most < 0.8 / part || part === 1);
+    return (frame.numBlocks * frame.blockSize) / share;
   }
 
   describe(frame) {

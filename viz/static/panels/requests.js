@@ -7,6 +7,7 @@ import { label, number } from "../words.js";
 
 const MOST = 40;
 const LINGER_S = 4; // how long an ended request keeps its button
+const CROWD = 16; // when there are more, those that have ended go at once
 
 export class Requests {
   constructor(view) {
@@ -24,7 +25,14 @@ export class Requests {
       if (life.finished && life.finished.t <= frame.t && frame.t - life.finished.t < LINGER_S && life.step <= frame.step) ids.add(life.id);
     }
     if (this.view.cursor.selected !== null && this.view.history.lives.get(this.view.cursor.selected)) ids.add(this.view.cursor.selected);
-    return [...ids].sort((a, b) => a - b);
+    const all = [...ids].sort((a, b) => a - b);
+    const isWanted = (id) => id === this.view.cursor.selected || !this.hasEnded(id, frame);
+    return all.length > CROWD ? all.filter(isWanted) : all;
+  }
+
+  hasEnded(id, frame) {
+    const end = this.view.history.lives.get(id)?.finished;
+    return Boolean(end) && end.step <= frame.step;
   }
 
   draw() {
@@ -62,7 +70,7 @@ export class Requests {
   state(id, frame) {
     const what = activity(this.view.history, frame, id);
     const life = this.view.history.lives.get(id);
-    if (life?.finished && life.finished.step <= frame.step) return what?.kind === "inactive" ? "slot held" : "done";
+    if (this.hasEnded(id, frame)) return what?.kind === "inactive" ? "slot held" : "done";
     if (!what) return "–";
     if (what.kind === "prefill") return "reads";
     if (what.kind === "decode") return `${number(this.view.map.outputs.get(id) ?? life?.numOutputs ?? 0)}`;
