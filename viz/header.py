@@ -43,6 +43,7 @@ def status_of(service: Any, locked: bool, load: Mapping[str, Any] | None = None)
     status["locked"] = locked
     status["load"] = dict(load) if load else None
     status["down"] = service.health()
+    status["can_restart"] = hasattr(service, "restart")
     return status
 
 

@@ -13,9 +13,12 @@ from typing import Any
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
+from engine.serving.access import refuse_cross_site
+from engine.serving.errors import ApiError
 from engine.serving.load import LoadRunner
+from engine.serving.service_errors import EngineDead
 from viz import client_api, compare_tab, controls, header, load_panel, panels, replay_bar, talk, theme, trace_tab
 from viz.chat import Chat
 from viz.compare import Comparison
@@ -110,6 +113,16 @@ def mount(app: FastAPI, page: Page) -> FastAPI:
     @app.get("/ui/state", include_in_schema=False)
     def ui_state() -> dict[str, Any]:
         page.service.watch()  # only pages that are looked at ask
+        return header.status_of(page.service, page.options.lock_controls, page.load.progress())
+
+    @app.post("/ui/restart", include_in_schema=False)
+    def ui_restart(request: Request) -> dict[str, Any]:
+        """A new engine after the old one has died; nothing happens while it lives, so that anybody may ask."""
+        refuse_cross_site(request)
+        try:
+            page.service.restart()
+        except EngineDead as error:
+            raise ApiError(503, str(error)) from None
         return header.status_of(page.service, page.options.lock_controls, page.load.progress())
 
     app.add_middleware(ContentSecurityPolicy)

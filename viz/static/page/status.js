@@ -32,7 +32,20 @@ export function onState(root, listener) {
 
 export function mountStatus(root, props, { sync }) {
   const facts = el("div", { class: "pg-facts" });
-  const notice = el("div", { class: "pg-notice", role: "status", hidden: true });
+  const words = el("span", {});
+  const restart = el("button", { type: "button", class: "pg-restart", hidden: true }, "Start the engine again");
+  const notice = el("div", { class: "pg-notice", role: "status", hidden: true }, words, restart);
+  restart.addEventListener("click", async () => {
+    restart.disabled = true;
+    try {
+      const answer = await fetch(new URL("ui/restart", document.baseURI), { method: "POST" });
+      const state = await answer.json();
+      if (answer.ok) take(state);
+      else say(state.error.message);
+    } finally {
+      restart.disabled = false;
+    }
+  });
   const title = el(
     "div",
     { class: "pg-title" },
@@ -53,15 +66,16 @@ export function mountStatus(root, props, { sync }) {
     newest = state;
     drawFacts(facts, state);
     say(noticeWords(state));
+    restart.hidden = !(state.down && state.can_restart);
     for (const listener of [...listeners]) listener(state);
     const now = JSON.stringify(SETTINGS.map((name) => state[name]));
     if (settings !== null && now !== settings) sync();
     settings = now;
   }
 
-  function say(words) {
-    setText(notice, words);
-    notice.hidden = !words;
+  function say(text) {
+    setText(words, text);
+    notice.hidden = !text;
   }
 
   async function ask() {
