@@ -10,16 +10,14 @@ ratio of neighbours in time.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import statistics
+import subprocess
+import sys
 import time
-from multiprocessing.connection import Connection as Pipe
-from typing import Any
+from pathlib import Path
 
 import torch
 from fastapi import FastAPI
-from websockets.sync.client import connect
 
 from engine.loading import load_model, open_model
 from engine.scheduling.sampling_params import SamplingParams
@@ -28,28 +26,26 @@ from engine.settings import EngineSettings
 from tests.http_server import serving
 from viz import panels
 
+READER = Path(__file__).with_name("page_reader.py")
 ROUND_S = 6.0
 BATCH = 8
 
 
-def look(url: str, num_pages: int, seconds: float, pipe: Pipe) -> None:
-    """Be `num_pages` pages for a while; tells the bytes a second that one was sent, once it had caught up."""
-    sockets = [connect(url, max_size=None) for _ in range(num_pages)]
-    asks: list[dict[str, Any]] = [{} for _ in sockets]
-    sent, started, counted_from = 0, time.monotonic(), 0.0
-    while time.monotonic() - started < seconds:
-        for i, socket in enumerate(sockets):
-            socket.send(json.dumps(asks[i]))
-        for i, socket in enumerate(sockets):
-            text = str(socket.recv())
-            answer = json.loads(text)
-            has_caught_up = bool(asks[i])
-            if answer["steps"]:
-                asks[i] = {"since": answer["steps"][-1]["s"], "epoch": answer["epoch"]}
-            if i == 0 and has_caught_up:
-                counted_from = counted_from or time.monotonic()
-                sent += len(text)
-    pipe.send(sent / max(1e-9, time.monotonic() - counted_from))
+class Pages:
+    """Open pages, in a process of their own, while the block runs; `bytes_per_s` of one of them is known afterwards."""
+
+    def __init__(self, url: str, num_pages: int) -> None:
+        self._command = [sys.executable, str(READER), url, str(num_pages)]
+        self.bytes_per_s = 0.0
+
+    def __enter__(self) -> Pages:
+        self._reader = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._reader.stdout is not None
+        assert self._reader.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bytes_per_s = float(self._reader.communicate("")[0])
 
 
 def decode_speed(service: EngineService, seconds: float) -> float:
@@ -89,16 +85,9 @@ def main() -> None:
             alone.append(decode_speed(service, ROUND_S))
             service.abort_client("measure")
             keep_full()
-            ours, theirs = multiprocessing.Pipe()
-            target = url.replace("http", "ws") + "/ui/feed?page=measure"
-            reader = multiprocessing.get_context("spawn").Process(
-                target=look, args=(target, args.pages, ROUND_S + 3.0, theirs)
-            )
-            reader.start()
-            time.sleep(1.5)  # they connect and catch up
-            watched.append(decode_speed(service, ROUND_S))
-            bytes_per_s.append(ours.recv())
-            reader.join()
+            with Pages(url.replace("http", "ws") + "/ui/feed", args.pages) as pages:
+                watched.append(decode_speed(service, ROUND_S))
+            bytes_per_s.append(pages.bytes_per_s)
             service.abort_client("measure")
     service.stop()
     ratios = [w / a for w, a in zip(watched, alone, strict=True)]
