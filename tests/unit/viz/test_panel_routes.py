@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,17 +75,16 @@ def test_a_socket_answers_each_question_once(server: Server) -> None:
 
 
 def test_many_pages_share_one_encoding(server: Server) -> None:
-    sockets = [server.connect() for _ in range(10)]
-    for _ in range(20):
-        server.step()
-    texts = set()
-    for socket in sockets:
-        socket.send("{}")
-        texts.add(socket.recv(timeout=20))
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(server.connect()) for _ in range(10)]
+        for _ in range(20):
+            server.step()
+        texts = set()
+        for socket in sockets:
+            socket.send("{}")
+            texts.add(socket.recv(timeout=20))
     assert len(texts) == 1
     assert server.feed.num_encoded == 20
-    for socket in sockets:
-        socket.close()
 
 
 @pytest.mark.parametrize("question", ["x" * 5000, "nonsense", '{"since": "five"}', "[1]", '{"epoch": 5}', "null"])
