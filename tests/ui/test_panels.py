@@ -247,6 +247,13 @@ def test_one_selection_and_one_time_for_all(stage: Stage, open_tab: Callable[...
     assert tab.js(f"{tab.slow('memory')}.box.layout.shapes.length") == 1
     tab.page.get_by_role("button", name="Live").click()
     tab.wait("view.cursor.isLive && view.frame.step === 6")
+    tab.catch_up()
+    bar = tab.page.locator(".ep-gantt .barlayer .trace").nth(2).locator("path").first.bounding_box()  # A decodes
+    tab.page.mouse.move(bar["x"] + bar["width"] / 2 - 3, bar["y"] + bar["height"] / 2)
+    tab.page.mouse.move(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
+    tab.page.wait_for_selector(".ep-gantt .hoverlayer .hovertext")
+    tab.page.mouse.click(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
+    tab.wait("view.cursor.selected === 1")
 
 
 def test_the_past_is_shown_as_it_was(stage: Stage, open_tab: Callable[..., Tab]) -> None:
