@@ -42,6 +42,19 @@ class Tab:
         self.page.fill("#message textarea", text)
         self.page.click("#send")
 
+    def press_until(self, button: str, shown: str) -> None:
+        """Press a button of a part that was just opened: Gradio may not listen yet when it is first seen."""
+        from playwright.sync_api import TimeoutError as PlaywrightTimeout
+
+        for _ in range(5):
+            self.page.click(button)
+            try:
+                self.page.wait_for_selector(shown, timeout=12_000)
+            except PlaywrightTimeout:
+                continue
+            return
+        raise AssertionError(f"{button} did not bring {shown}")
+
     def choose(self, switch: str, name: str) -> None:
         self.page.locator(f"#switch-{switch} label", has_text=name).first.click()
 
@@ -254,8 +267,7 @@ def test_a_hostile_trace_is_refused_in_words(tab: Tab, tmp_path: Path) -> None:
 
 def test_the_scheduler_example_shows_32_against_20(tab: Tab) -> None:
     tab.page.get_by_role("tab", name="Compare").click()
-    tab.page.click("#question-example")
-    tab.page.wait_for_selector(".pg-headline:has-text('20 steps against 32')")
+    tab.press_until("#question-example", ".pg-headline:has-text('20 steps against 32')")
     row = tab.page.locator(".pg-table tr", has_text="Steps").first
     assert row.locator("td").all_inner_texts()[0] == "32"
     assert row.locator("td").all_inner_texts()[1].startswith("20")
