@@ -95,7 +95,7 @@ def test_the_status_has_no_text_of_anybody_and_counts_people(service: EngineServ
     assert status["load"] == {"total": 3}
     assert (status["num_running"], status["num_waiting"]) == (0, 0)
     assert status["down"] is None
-    assert set(status) <= {*header.SHOWN, "num_waiting", "num_running", "locked", "load", "down"}
+    assert set(status) <= {*header.SHOWN, "num_waiting", "num_running", "locked", "load", "down", "can_restart"}
 
 
 # -- workloads ---------------------------------------------------------------------------------------------------
