@@ -22,8 +22,7 @@ from engine.telemetry.figures import Targets, figures_of
 from engine.telemetry.record import StepRecord
 from viz.chat import REFUSALS, in_words
 from viz.compare_presets import WORKLOADS
-from viz.compare_words import Side, headline, reasons, table
-from viz.words import seconds
+from viz.compare_words import Side, cost_words, headline, reasons, table
 
 if TYPE_CHECKING:
     from engine.serving.service import EngineService
@@ -108,16 +107,8 @@ class Comparison:
             # In a thread of its own, so that answers go on streaming meanwhile.
             run = await asyncio.to_thread(simulate, workload, engine_settings, model)
             sides.append(run.records)
-        basis = (
-            f"Simulated: the real scheduler and memory, on a clock. A step costs {_cost_words(model)}"
-            + (f", fitted to this machine's last {fit.num_steps:,} steps" if fit else "")
-            + (
-                f" (half of them within {100 * fit.median_error:.0f} %)."
-                if fit
-                else " (assumed, until this machine has done some steps)."
-            )
-        )
-        return self._result(asked, workload, sides, basis)
+        basis = f"The real scheduler and memory, on a simulated clock: {cost_words(model, fit)}"
+        return self._result(asked, workload, sides, basis, "Simulated")
 
     async def _measured(self, asked: CompareRequest, workload: Workload) -> AsyncIterator[dict[str, Any]]:
         if self._locked:
@@ -143,10 +134,10 @@ class Comparison:
         basis = "Measured on the real model, one after the other, each from an empty prefix cache."
         if workload.spec.asked_tokens_factor > 1:
             basis += " There nobody's answer ends early, so that everybody asks for exactly what it gets."
-        yield self._result(asked, workload, sides, basis)
+        yield self._result(asked, workload, sides, basis, "Measured on the real model")
 
     def _result(
-        self, asked: CompareRequest, workload: Workload, sides: Sequence[Sequence[StepRecord]], basis: str
+        self, asked: CompareRequest, workload: Workload, sides: Sequence[Sequence[StepRecord]], basis: str, how: str
     ) -> dict[str, Any]:
         names = _names(asked.a, asked.b)
         if not all(sides):
@@ -160,7 +151,7 @@ class Comparison:
             for side, records in zip((a, b), sides, strict=True):
                 runs.append({"id": self.add_run(records), "label": f"{side.label}: {side.name}"})
         return {
-            "headline": headline(a, b),
+            "headline": f"{how}: {headline(a, b)}",
             "reasons": reasons(a, b, asked.targets),
             "basis": f"{_workload_words(asked, workload)} {basis}",
             "labels": [f"{side.label}: {side.name}" for side in (a, b)],
@@ -184,12 +175,6 @@ def _name(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
     return ", ".join(words[key] for key in keys)
 
 
-def _cost_words(model: CostModel) -> str:
-    parts = [(model.step_s, ""), (model.row_s, " a row")]
-    words = " + ".join(f"{seconds(value)}{of}" for value, of in parts if value > 0)
-    return f"{words} + {1e9 * model.context_s:.3g} ns a token looked at" if model.context_s > 0 else words
-
-
 def _workload_words(asked: CompareRequest, workload: Workload) -> str:
     prompts = [request.num_prompt_tokens for request in workload.requests]
     outputs = [request.num_output_tokens for request in workload.requests]
@@ -201,7 +186,12 @@ def _workload_words(asked: CompareRequest, workload: Workload) -> str:
         Arrivals.TRACE: "as scripted",
     }[workload.spec.arrivals]
     return (
-        f"{len(prompts)} requests ({come}), prompts of {min(prompts)} to {max(prompts)} tokens, answers of "
-        f"{min(outputs)} to {max(outputs)}; {asked.sizes['max_num_seqs']} slots, {asked.sizes['num_blocks']} blocks of "
+        f"{len(prompts)} requests ({come}), prompts of {_span(prompts)} tokens, answers of "
+        f"{_span(outputs)}; {asked.sizes['max_num_seqs']} slots, {asked.sizes['num_blocks']} blocks of "
         f"{asked.sizes['block_size']} tokens, {asked.sizes['max_num_batched_tokens']} tokens a step; seed {asked.seed}."
     )
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"

@@ -9,11 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.serving.cost_fit import CostFit
+from engine.simulated_runner import CostModel
 from engine.telemetry.figures import RunFigures, Targets
 from viz.words import seconds
 
 NOTEWORTHY = 0.05
 """Differences smaller than this are not called differences."""
+
+ROUGH_FIT = 0.3
+"""A fitted cost model whose typical error is larger than this says little about times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +232,25 @@ def _goodput(a: Side, b: Side, targets: Targets) -> str:
         f"With a first token within {seconds(targets.ttft_s)} and gaps under {seconds(targets.itl_s)} as the targets, "
         f"{a.label} serves {left:.2f} good requests a second, {b.label} {right:.2f}."
     )
+
+
+def cost_words(model: CostModel, fit: CostFit | None) -> str:
+    """What a simulated step is taken to cost, where that comes from, and how far it can be trusted."""
+    costs = [
+        (model.step_s, "{} a step"),
+        (model.row_s, "{} for each token computed in it"),
+        (model.context_s, "{} for each pair of tokens that attention compares"),
+    ]
+    words = ", ".join(of.format(_duration(value)) for value, of in costs if value > 0)
+    if fit is None:
+        return f"{words}. That is assumed, until this machine has done some steps."
+    source = f"{words}, as fitted to this machine's last {fit.num_steps:,} steps."
+    if fit.median_error > ROUGH_FIT:
+        return f"{source} Times are rough on this machine just now: trust the steps."
+    return f"{source} The median step was {100 * fit.median_error:.0f} % off."
+
+
+def _duration(value: float) -> str:
+    if value >= 0.00095:
+        return seconds(value)
+    return f"{1e6 * value:.3g} µs" if value >= 0.95e-6 else f"{1e9 * value:.3g} ns"
