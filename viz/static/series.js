@@ -82,3 +82,17 @@ export function firstTokens(view, range) {
   const came = [...view.history.lives.all.values()].filter((life) => life.ttft !== null && life.firstTokenAt >= from && life.firstTokenAt <= to + 1e-6);
   return came.sort((a, b) => a.firstTokenAt - b.firstTokenAt);
 }
+
+/** Who still waits for a first token at the newest step, the longest first: {life, waited (s), isIn (holds memory)}. */
+export function stillWaiting(history) {
+  const { last } = history;
+  if (!last) return [];
+  const waiting = [];
+  for (const id of last.pendingPrefill) {
+    const life = history.lives.get(id);
+    if (!life || life.ttft !== null || life.finished || life.numOutputs > 0) continue;
+    const since = life.arrival ?? life.segments[0]?.from ?? last.t; // of who came before this page did, less is known
+    waiting.push({ life, waited: last.end - since, isIn: last.tokens.has(id) || history.map.tables.has(id) });
+  }
+  return waiting.sort((a, b) => b.waited - a.waited);
+}

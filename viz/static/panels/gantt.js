@@ -2,10 +2,12 @@
 
 import { Chart } from "../chart.js";
 import { el, legend, Panel, setText } from "../dom.js";
+import { stillWaiting } from "../series.js";
 import { requestColor, withAlpha } from "../theme.js";
 import { count, label, seconds } from "../words.js";
 
 const MOST = 24;
+const NOTICED_S = 0.001; // who waited less did not wait
 const LEGEND = [
   ["bar-queue", null, "waits in the queue"],
   ["prefill", null, "prompt is read (prefill)"],
@@ -100,9 +102,14 @@ export class Gantt {
   }
 
   words(lives) {
-    const waits = lives.filter((life) => life.queue !== null).sort((a, b) => b.queue - a.queue);
-    if (!waits.length) return "Nobody has been let in yet.";
-    return `${label(waits[0].id)} waited longest before it was let in: ${seconds(waits[0].queue)}.`;
+    const [letIn] = lives.filter((life) => life.queue !== null).sort((a, b) => b.queue - a.queue);
+    const [outside] = stillWaiting(this.view.history).filter(({ life, isIn }) => life.queue === null && !isIn);
+    if (outside && outside.waited >= Math.max(NOTICED_S, letIn?.queue ?? 0)) {
+      return `${label(outside.life.id)} waits longest: ${seconds(outside.waited)} so far, and it is not let in yet.`;
+    }
+    if (!letIn) return "Nobody has been let in yet.";
+    if (letIn.queue < NOTICED_S) return "Nobody had to wait to be let in.";
+    return `${label(letIn.id)} waited longest before it was let in: ${seconds(letIn.queue)}.`;
   }
 
   table() {

@@ -2,7 +2,7 @@
 
 import { Chart } from "../chart.js";
 import { el, legend, Panel, setText } from "../dom.js";
-import { between, firstTokens, gapsOverTime, percentile, ttftParts } from "../series.js";
+import { between, firstTokens, gapsOverTime, percentile, stillWaiting, ttftParts } from "../series.js";
 import { requestColor } from "../theme.js";
 import { label, seconds } from "../words.js";
 
@@ -79,8 +79,20 @@ export class Latency {
       this.figures.replaceChildren(...items.map(cell));
       this.box.setAttribute("aria-label", `Latency over time. ${text}`);
     }
+    setText(this.panel.headline, this.words(lives));
+  }
+
+  words(lives) {
     const slow = lives.reduce((a, b) => (!a || b.ttft > a.ttft ? b : a), null);
-    setText(this.panel.headline, slow ? `Longest wait for a first token: ${label(slow.id)}, ${seconds(slow.ttft)}, of which ${seconds(ttftParts(slow).waiting)} in the queue.` : "No first token in this stretch of time.");
+    const [still] = stillWaiting(this.view.history);
+    if (still && still.waited > (slow?.ttft ?? 0)) {
+      const came = slow ? `; the longest wait that has ended: ${label(slow.id)}, ${seconds(slow.ttft)}` : "";
+      return `${label(still.life.id)} still waits for its first token, ${seconds(still.waited)} so far${came}.`;
+    }
+    if (!slow) return "No first token in this stretch of time.";
+    const queued = ttftParts(slow).waiting;
+    const where = queued < 0.001 ? "none of it" : `of which ${seconds(queued)}`;
+    return `Longest wait for a first token: ${label(slow.id)}, ${seconds(slow.ttft)}, ${where} in the queue.`;
   }
 
   table() {

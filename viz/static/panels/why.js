@@ -91,6 +91,8 @@ export class Why {
 
   ofRequest(life, frame) {
     const lines = [this.nowWords(life, frame)];
+    const lost = this.thrownOut(life, frame);
+    if (lost) lines.unshift(`${label(life.id)} was ${this.view.eventWords(lost)} (step ${number(lost.step)}).`);
     const sizes = [life.promptTokens !== null && `a prompt of ${count(life.promptTokens, "token")}`, life.maxTokens !== null && `an answer of up to ${count(life.maxTokens, "token")}`].filter(Boolean);
     const wait = waitOf(frame, life.id);
     if (wait) lines.push(...this.wayOut(wait, life.id, frame));
@@ -98,6 +100,13 @@ export class Why {
     else if (life.waits.size) lines.push(`So far it waited for: ${this.waitsWords(life)}.`);
     if (sizes.length) lines.push(`It brought ${sizes.join(" and asks for ")}.`);
     return lines;
+  }
+
+  /** The event that threw the request out, as long as it has not come back; undefined otherwise. */
+  thrownOut(life, frame) {
+    const until = life.events.filter((e) => e.step <= frame.step && ["preempted", "admitted", "finished"].includes(e.type));
+    const last = until[until.length - 1];
+    return last?.type === "preempted" ? last : undefined;
   }
 
   nowWords(life, frame) {
@@ -120,7 +129,7 @@ export class Why {
     const lines = [];
     if (wait.reason === "no_blocks" || wait.reason === "no_run") {
       const own = memory.free + memory.cached > (wait.available_blocks ?? 0) && wait.reason === "no_blocks";
-      lines.push(`The pool has ${count(memory.free, "free block")} and ${number(memory.cached)} cached${own ? "; what it will use again itself, and what others in this step took, is not counted as given" : " that could be evicted"}.`);
+      lines.push(`The pool has ${count(memory.free, "free block")} and ${number(memory.cached)} cached${own ? "; fewer can be given, because others took some in this step or it is to use some of them again itself" : " that could be evicted"}.`);
       const next = this.nextToEnd(frame, id);
       if (next) lines.push(`${label(next.id)} will free ${count(next.blocks, "block")} when it ends${next.left === null ? "" : `, after at most ${count(next.left, "more token")}`}.`);
     } else if (wait.reason === "no_slot" || wait.reason === "batch_closed") {
