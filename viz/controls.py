@@ -72,7 +72,9 @@ def build(state: Mapping[str, Any], locked: bool, send_label: str) -> tuple[Cont
         send_all = gr.Button(send_label, variant="primary", elem_id="send-all", scale=0, min_width=190)
         policy = _segments("Batching", POLICIES, state["policy"], free, "policy")
         layout = _segments("KV memory", LAYOUTS, state["kv_layout"], free, "layout")
-        sharing = _segments("Prefix sharing", SHARING, "on" if state["prefix_caching"] else "off", free, "sharing")
+        shares = "on" if state["prefix_caching"] else "off"
+        can_share = free and state["kv_layout"] != "contiguous"
+        sharing = _segments("Prefix sharing", SHARING, shares, can_share, "sharing")
         pace = _segments("Pace", PACES, _pace(state), free, "pace")
         with gr.Row(elem_id="stepping", scale=0):
             pause = gr.Button("Pause", size="sm", interactive=free, min_width=78, elem_id="pause")
@@ -142,10 +144,11 @@ def values(state: Mapping[str, Any], locked: bool) -> list[Any]:
     """Updates for `Controls.shown` that make them show `state`. A change being waited for already shows."""
     wanted = dict(state) | pending(state)
     paused = bool(state["paused"])
+    can_share = wanted["kv_layout"] != "contiguous"
     return [
         gr.update(value=wanted["policy"]),
         gr.update(value=wanted["kv_layout"]),
-        gr.update(value="on" if wanted["prefix_caching"] else "off"),
+        gr.update(value="on" if wanted["prefix_caching"] else "off", interactive=can_share and not locked),
         gr.update(value=_pace(state)),
         gr.update(value="Go on" if paused else "Pause"),
         gr.update(interactive=paused and not locked),

@@ -31,15 +31,19 @@ SHOWN = (
     "device",
     "dtype",
     "quantization",
+    "replay",
 )
 
 
 def status_of(service: Any, locked: bool, load: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `/ui/state` answers: settings and counts, no text of anybody."""
+    """What `/ui/state` answers: settings and counts, no text of anybody. Whoever was let in counts as running, also
+    with half a prompt read."""
     state: Mapping[str, Any] = service.state()
     status = {key: state[key] for key in SHOWN if key in state}
-    status["num_waiting"] = len(state.get("pending_prefill") or ())
-    status["num_running"] = len(state.get("pending_decode") or ())
+    queue = set(state.get("queue") or ())
+    there = {*(state.get("pending_prefill") or ()), *(state.get("pending_decode") or ())}
+    status["num_waiting"] = len(queue)
+    status["num_running"] = len(there - queue)
     status["locked"] = locked
     status["load"] = dict(load) if load else None
     status["down"] = service.health()

@@ -112,7 +112,7 @@ def build(panel: LoadPanel) -> None:
             "A CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`, at most 4 MB. "
             "Only arrival times and lengths are used; the file is deleted within the hour."
         )
-        trace = gr.File(label="Trace", file_types=[".csv"], height=110)
+        trace = gr.File(label="Trace", file_types=[".csv"], height=150)
         with gr.Row(equal_height=True):
             count = gr.Number(100, precision=0, minimum=1, maximum=MAX_REQUESTS, label="Requests", min_width=90)
             speed = gr.Number(1, minimum=0.1, maximum=1000, label="Times as fast", min_width=90)

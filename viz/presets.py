@@ -116,7 +116,8 @@ PRESETS = (
     Preset(
         "memory_pressure",
         "Memory pressure",
-        f"A pool of {SMALL_POOL_BLOCKS} blocks and answers that outgrow it: preemptions.",
+        f"A pool of {SMALL_POOL_BLOCKS} blocks and answers that outgrow it: preemptions. The pool stays that "
+        "small: “As at the start” under Sizes brings it back.",
         memory_pressure,
         lambda state: {"num_blocks": _small_pool(state)} if state["num_blocks"] > _small_pool(state) else {},
     ),

@@ -68,7 +68,7 @@ def build() -> TraceViewer:
         elem_id="trace-about",
     )
     with gr.Row(equal_height=True):
-        file = gr.File(label="Drop a trace here (.jsonl or .jsonl.gz)", height=110, elem_id="trace-file", scale=3)
+        file = gr.File(label="Drop a trace here (.jsonl or .jsonl.gz)", height=150, elem_id="trace-file", scale=3)
         shipped = gr.Button("Show the run that ships with this page", min_width=220, elem_id="trace-shipped", scale=1)
     words = gr.Markdown("", elem_id="trace-words")
     pictures = panels.panel_html("compare", elem_id="panels-trace")

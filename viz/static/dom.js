@@ -30,7 +30,7 @@ export class Panel {
   constructor(name, title, question) {
     const id = `ep-${name}-${++numPanels}`;
     this.heading = el("h3", { id }, title);
-    this.headline = el("p", { class: "ep-headline" });
+    this.headline = el("p", { class: "ep-headline" }, "Appears with the first step.");
     this.body = el("div", { class: "ep-body" });
     this.tableBox = el("div", { class: "ep-table-box", id: `${id}-table`, hidden: true, tabindex: "0", role: "region", "aria-label": `${title} as a table` });
     this.button = el("button", { type: "button", class: "ep-link", "aria-expanded": "false", "aria-controls": `${id}-table`, onclick: () => this.toggle() }, "Table");

@@ -39,6 +39,7 @@ export class TopBar {
     const [kind, words] = statusOf(source, history.state, cursor);
     this.status.className = `ep-status ep-status-${kind}`;
     setText(this.status, words);
+    if (this.view.isRecorded) setText(this.live, "Newest");
     this.live.setAttribute("aria-pressed", String(cursor.isLive));
     this.skipped.hidden = !history.skipped;
     if (history.skipped) setText(this.skippedWords, `This page was away for long: steps ${history.skipped.map(number).join("–")} are not shown.`);
@@ -68,6 +69,6 @@ function statusOf(source, state, cursor) {
   if (source.status === "connecting") return ["lost", "Connecting"];
   if (!cursor.isLive) return ["past", "Looking at the past"];
   if (state.draining && (state.draining === true || Object.keys(state.draining).length)) return ["draining", "Draining: new settings wait for the pool to empty"];
-  if (state.paused) return ["paused", "Engine paused"];
-  return ["live", "Live"];
+  if (state.paused) return ["paused", state.replay ? "Stopped" : "Engine paused"];
+  return ["live", state.replay ? "Playing" : "Live"];
 }

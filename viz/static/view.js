@@ -25,6 +25,11 @@ export class View {
     return this.cursor.isLive && !this.source.isRun && this.history.isIdle;
   }
 
+  /** Whether there is a recording behind this page and no engine: nobody can send anything. */
+  get isRecorded() {
+    return Boolean(this.history.state.replay);
+  }
+
   get map() {
     const frame = this.frame;
     return frame ? this.history.mapAt(frame.step) : this.history.map;

@@ -11,12 +11,16 @@ export function mountLoad(root, { halt }) {
   const under = el("div", { class: "pg-track-under" });
   const stop = button("pg-stop", "Stop it", "Send nothing more, and abort what is under way", halt);
   root.append(words, el("div", { class: "pg-track", "aria-hidden": "true" }, done, under), stop);
-  root.hidden = true;
+  const idle = () => {
+    root.classList.add("pg-load-idle"); // it keeps its room, so that nothing jumps when a workload starts
+    words.replaceChildren("How far a workload has come is shown here.");
+  };
+  idle();
   onState(root, (state) => draw(state.load));
 
   function draw(load) {
-    root.hidden = !load || !load.total;
-    if (root.hidden) return;
+    if (!load || !load.total) return idle();
+    root.classList.remove("pg-load-idle");
     const ended = load.finished + load.refused + load.failed + load.stopped;
     const underWay = load.sent - load.finished - load.failed - load.stopped;
     const counts = [["refused", load.refused], ["failed", load.failed], ["stopped", load.stopped]];

@@ -52,12 +52,15 @@ export function mountStatus(root, props, { sync }) {
     el("span", { class: "pg-logo", "aria-hidden": "true" }),
     el("h1", {}, "tiny-vllm playground"),
   );
+  const [first, last] = props.value?.replay
+    ? ["Play the run, or move the time.", "Pick a request and read its story."]
+    : ["Send several prompts at once.", "Flip a switch and send them again."];
   const howto = el(
     "p",
     { class: "pg-howto" },
-    el("b", {}, "1"), " Send several prompts at once. ",
+    el("b", {}, "1"), ` ${first} `,
     el("b", {}, "2"), " Watch who shares each step, who waits and why, and whose memory is where. ",
-    el("b", {}, "3"), " Flip a switch and send them again.",
+    el("b", {}, "3"), ` ${last}`,
   ); // prettier-ignore
   root.append(title, facts, howto, notice);
   let settings = null;
@@ -66,6 +69,7 @@ export function mountStatus(root, props, { sync }) {
     newest = state;
     drawFacts(facts, state);
     say(noticeWords(state));
+    markSharing(state);
     restart.hidden = !(state.down && state.can_restart);
     for (const listener of [...listeners]) listener(state);
     const now = JSON.stringify(SETTINGS.map((name) => state[name]));
@@ -107,23 +111,45 @@ function fact(name, value, title) {
 }
 
 function drawFacts(facts, state) {
-  const mood = state.down ? "down" : state.draining ? "draining" : state.paused ? "paused" : state.num_running ? "running" : "ready";
+  const mood = moodOf(state);
   const where = [state.device, state.dtype, state.quantization !== "none" && state.quantization].filter(Boolean).join(" · ");
   const shape = JSON.stringify([mood, where, state.model, SETTINGS.map((name) => state[name])]);
   if (facts.shape === shape) return;
   facts.shape = shape;
   const sharing = state.kv_layout === "contiguous" ? "never (contiguous)" : state.prefix_caching ? "on" : "off";
-  facts.replaceChildren(
+  const about = [
     el("span", { class: `pg-mood pg-${mood}` }, mood),
     fact("model", state.model || "?", "The model that answers"),
     fact("on", where, "Where it is computed, and in which number format"),
+  ];
+  if (state.replay) return facts.replaceChildren(...about); // the rest stands above the panels, for the step they show
+  facts.replaceChildren(
+    ...about,
     fact("batching", BATCHING[state.policy] || state.policy, "Who is part of a step, and when that may change"),
     fact("KV memory", state.kv_layout, "How the keys and values of requests are kept"),
     fact("sharing", sharing, "Whether equal beginnings of prompts share their blocks"),
   );
 }
 
+function moodOf(state) {
+  if (state.replay) return "recorded";
+  if (state.down) return "down";
+  if (state.draining) return "draining";
+  if (state.paused) return "paused";
+  return state.num_running ? "running" : state.num_waiting ? "waiting" : "ready";
+}
+
+/** Contiguous memory shares nothing, whatever the switch says: it is grey then, and tells why. */
+function markSharing(state) {
+  const sharing = document.querySelector("#switch-sharing");
+  if (!sharing) return;
+  const isOff = (state.draining_for?.kv_layout ?? state.kv_layout) === "contiguous";
+  sharing.toggleAttribute("data-off", isOff);
+  sharing.title = isOff ? "Contiguous memory never shares: sharing needs blocks, so choose paged memory first" : "";
+}
+
 function noticeWords(state) {
+  if (state.replay) return "";
   if (state.down) return `The engine is down: ${state.down}`;
   if (state.draining) {
     const changes = Object.entries(state.draining_for || {});

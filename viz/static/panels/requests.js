@@ -14,7 +14,7 @@ export class Requests {
     this.view = view;
     this.buttons = new Map();
     this.list = el("div", { class: "ep-chips", role: "group", "aria-label": "Requests" });
-    this.none = el("span", { class: "ep-dim" }, "No request yet. Send a prompt, or start the load generator.");
+    this.none = el("span", { class: "ep-dim" }, "No request yet. Send a prompt, or start a workload.");
     this.more = el("span", { class: "ep-dim" });
     this.root = el("div", { class: "ep-requests" }, this.none, this.list, this.more);
   }
@@ -57,6 +57,7 @@ export class Requests {
       button.classList.toggle("ep-faded", this.view.isFaded(id));
     });
     this.none.hidden = all.length > 0;
+    if (this.view.isRecorded) setText(this.none, "Nobody is there in this step.");
     setText(this.more, all.length > MOST ? `and ${number(all.length - MOST)} more` : "");
   }
 

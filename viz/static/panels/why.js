@@ -36,10 +36,12 @@ export class Why {
   }
 
   idle(frame) {
-    setText(this.panel.headline, "The engine is idle: nobody is there.");
+    const { isRecorded } = this.view;
+    setText(this.panel.headline, isRecorded ? "Nobody is there at this moment of the run." : "The engine is idle: nobody is there.");
     if (this.shown === "idle") return;
     this.shown = "idle";
-    this.lines.replaceChildren(el("li", {}, `Step ${number(frame.step)} was the last. Send a prompt, or move the time above to look back.`));
+    const next = isRecorded ? "Move the time above to look back." : "Send a prompt, or move the time above to look back.";
+    this.lines.replaceChildren(el("li", {}, `Step ${number(frame.step)} was the last. ${next}`));
     this.story.replaceChildren();
   }
 
