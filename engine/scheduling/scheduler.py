@@ -200,10 +200,10 @@ class Scheduler:
         return max(1, self.kv.num_missing_blocks(request))
 
     def _waits_for_sibling(self, request: Request) -> bool:
-        if request.sibling_of is None or request.num_preemptions or not self.kv.can_share:
+        if request.sibling_of is None or not self.kv.can_share:
             return False
         sibling = self._by_id.get(request.sibling_of)
-        return sibling is not None and sibling.num_preemptions == 0 and not sibling.output_token_ids
+        return sibling is not None and not sibling.output_token_ids
 
     def _get_table(self, request: Request, promised: int) -> Admission | Shortage:
         sibling = self._by_id.get(request.sibling_of) if request.sibling_of is not None else None

@@ -198,14 +198,21 @@ def test_all_requests_of_one_client() -> None:
         service.abort_client("me")  # they are gone
 
 
+def how_they_ended(service: EngineService) -> list[str]:
+    events = [event for record in service.steps().records for event in record.events]
+    return [event.details["reason"] for event in events if event.kind == "finished"]
+
+
 def test_a_reader_that_leaves_early_stops_the_engine_working_for_it() -> None:
     with running() as service:
+        service.control({"step_delay_s": 0.01})  # or it would be done with all 500 before the reader is gone
         stream = service.submit([1], greedy(500))[0]
         items = iter(stream)
         for _ in range(3):
             next(items)
         items.close()  # type: ignore[attr-defined]
         until(lambda: num_live(service) == 0)
+        assert how_they_ended(service) == ["abort"]
         assert service.state()["num_active_blocks"] == 0
 
 
@@ -216,9 +223,10 @@ def test_a_listening_task_that_is_cancelled_stops_the_engine_too() -> None:
             break
 
     with running() as service:
-        service.control({"step_delay_s": 0.001})
+        service.control({"step_delay_s": 0.01})
         asyncio.run(listen(service))
         until(lambda: num_live(service) == 0)
+        assert how_they_ended(service) == ["abort"]
 
 
 # -- streams ----------------------------------------------------------------------------------------------------
