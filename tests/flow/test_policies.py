@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 
@@ -299,91 +298,5 @@ def test_fewer_seats_than_run_already(policy: str, selection: str) -> None:
     assert len(record.num_tokens) == 2
     left_out = [request_id for request_id in record.pending_decode if request_id not in record.active_decode]
     assert {wait_of(record, request_id).reason for request_id in left_out} == {WaitReason.NO_SLOT}  # type: ignore[union-attr]
-    driver.run()
-    assert_right(driver)
-
-
-# -- every reason to wait ---------------------------------------------------------------------------------------
-
-
-def full_engine(**more: Any) -> Driver:
-    return Driver(**({"block_size": 4, "num_blocks": 8, "max_num_seqs": 4, "prefix_caching": False} | more))
-
-
-def test_reason_no_slot() -> None:
-    driver = full_engine(num_blocks=100, max_num_seqs=1)
-    driver.one(4, 4)
-    second = driver.one(4, 4)
-    driver.steps(1)
-    assert driver.reason(second) == WaitReason.NO_SLOT
-
-
-def test_reason_no_blocks_tells_how_many_and_the_next_one_stands_behind() -> None:
-    driver = full_engine()
-    driver.one(20, 4)
-    second, third = driver.one(8, 4), driver.one(1, 1)
-    driver.steps(1)
-    wait = driver.wait(second)
-    assert wait is not None
-    assert wait.reason == WaitReason.NO_BLOCKS
-    assert (wait.needed_blocks, wait.available_blocks) == (3, 8 - 6)  # the first one needs 6 for its 20 + 1 tokens
-    behind = driver.wait(third)
-    assert behind is not None
-    assert (behind.reason, behind.behind) == (WaitReason.BEHIND, second.request_id)
-    driver.run()
-    assert_right(driver)
-
-
-def test_reason_no_run_although_enough_blocks_are_free() -> None:
-    driver = full_engine(kv_layout="contiguous", num_blocks=10)
-    for length in (1, 12, 1, 12):
-        driver.one(3, length)
-    driver.steps(1)  # the two short ones end: their runs of one block lie apart
-    assert driver.records[-1].external_fragmentation == pytest.approx(0.5)
-    waiting = driver.one(4, 2)
-    driver.steps(1)
-    wait = driver.wait(waiting)
-    assert wait is not None
-    assert (wait.reason, wait.needed_blocks, wait.available_blocks) == (WaitReason.NO_RUN, 2, 1)
-    assert driver.records[-1].num_free_blocks == 2
-    driver.run()
-    assert_right(driver)
-
-
-def test_reason_no_budget() -> None:
-    driver = full_engine(num_blocks=100, max_num_batched_tokens=8)
-    driver.one(20, 4)
-    second = driver.one(4, 4)
-    driver.steps(1)
-    assert driver.reason(second) == WaitReason.NO_BUDGET
-
-
-def test_reason_sibling() -> None:
-    driver = full_engine(num_blocks=100)
-    first, second = driver.add(10, 4, n=2)
-    other = driver.one(4, 2)
-    driver.steps(1)
-    wait = driver.wait(second)
-    assert wait is not None
-    assert (wait.reason, wait.behind) == (WaitReason.SIBLING, first.request_id)
-    assert other.request_id in driver.records[-1].active_prefill  # who stands behind a sibling need not wait for it
-    driver.run()
-    assert_right(driver)
-
-
-def test_reason_draining_and_paused() -> None:
-    driver = full_engine(num_blocks=100)
-    first = driver.one(4, 8)
-    driver.steps(1)
-    driver.engine.change({"block_size": 8})
-    second = driver.one(4, 4)
-    driver.steps(1)
-    assert driver.reason(second) == WaitReason.DRAINING
-    driver.engine.abort(99)
-    third = driver.one(4, 4)
-    record = driver.engine.record_news()
-    assert record is not None
-    driver.take(record)
-    assert {driver.reason(request) for request in (first, second, third)} == {WaitReason.PAUSED}
     driver.run()
     assert_right(driver)
