@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from hypothesis import settings  # noqa: E402 (after the environment)
+from hypothesis import settings
 
 # The same examples in every run: a change is judged, not the day's luck. `--hypothesis-seed` looks elsewhere.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
