@@ -186,7 +186,7 @@ def _workload_words(asked: CompareRequest, workload: Workload) -> str:
         Arrivals.TRACE: "as scripted",
     }[workload.spec.arrivals]
     return (
-        f"{len(prompts)} requests ({come}), prompts of {_span(prompts)} tokens, answers of "
+        f"{len(prompts)} requests ({come}), prompts of {_span(prompts)}, answers of "
         f"{_span(outputs)}; {asked.sizes['max_num_seqs']} slots, {asked.sizes['num_blocks']} blocks of "
         f"{asked.sizes['block_size']} tokens, {asked.sizes['max_num_batched_tokens']} tokens a step; seed {asked.seed}."
     )
@@ -194,4 +194,5 @@ def _workload_words(asked: CompareRequest, workload: Workload) -> str:
 
 def _span(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high}"
+    words = f"{low}" if low == high else f"{low} to {high}"
+    return f"{words} token{'' if high == 1 else 's'}"

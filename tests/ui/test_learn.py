@@ -115,6 +115,9 @@ def test_a_recorded_run_plays_without_a_model(opened: Any):
         tab = opened(url, "Live")
         tab.wait_for_selector("#replay-about >> text=SmolLM2-135M-Instruct")
         assert tab.locator("#send").count() == 0
+        assert tab.inner_text(".pg-mood") == "recorded"
+        assert "Play the run" in tab.inner_text(".pg-howto")
+        assert tab.locator(".pg-fact:has-text('batching')").count() == 0  # it would be that of another step
         tab.click("#replay-play")
         tab.wait_for_selector("#replay-play:has-text('Play')")
         assert service.state()["paused"]

@@ -198,6 +198,8 @@ def test_switches_change_the_engine_and_follow_what_others_change(tab: Tab, serv
     tab.choose("layout", "contiguous")
     wait_until(lambda: server.service.state()["kv_layout"] == "contiguous")
     tab.page.wait_for_selector(".pg-fact:has-text('static')")
+    tab.page.wait_for_selector("#switch-sharing[data-off]")
+    assert tab.page.locator("#switch-sharing input").first.is_disabled()
     server.service.control({"policy": "prefill_first", "kv_layout": "paged", "prefix_caching": False})
     tab.wait_chosen("policy", "prefill first")
     tab.wait_chosen("layout", "paged")
@@ -245,8 +247,11 @@ def test_a_refused_size_is_told_and_the_number_comes_back(tab: Tab, server: Page
 
 def test_a_preset_runs_and_stops_at_once(tab: Tab, server: PageServer) -> None:
     tab.page.get_by_role("tab", name="Workloads").click()
+    place = "document.querySelector('#preset-burst').offsetTop - document.querySelector('#load-progress').offsetTop"
+    before = tab.page.evaluate(place)
     tab.page.click("#preset-burst")
     tab.page.wait_for_selector(".pg-load:has-text('A burst')")
+    assert tab.page.evaluate(place) == before  # nothing jumped
     wait_until(lambda: len(server.service.state()["pending_decode"]) > 0)
     tab.page.click(".pg-stop")
     tab.page.wait_for_selector(".pg-load:has-text('ended')")

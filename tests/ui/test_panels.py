@@ -274,6 +274,21 @@ def test_the_past_is_shown_as_it_was(stage: Stage, open_tab: Callable[..., Tab])
     assert tab.page.locator(".ep-tile-memory .ep-tile-note").inner_text() == f"{then.num_active_blocks} of 24 blocks"
 
 
+def test_why_begins_with_what_threw_a_request_out(stage: Stage, open_tab: Callable[..., Tab]) -> None:
+    stage.restart(max_num_seqs=2, num_blocks=8, block_size=4)
+    for token in (1, 2):
+        stage.traffic.add(prompt=(token,) * 10, max_tokens=16)
+    stage.run(1)
+    while not any(event.kind is EventKind.PREEMPTED for event in stage.last.events):
+        stage.run(1)
+    tab = open_tab()
+    tab.catch_up()
+    tab.js("view.cursor.set({selected: 2})")
+    tab.catch_up()
+    assert tab.panel("why").locator(".ep-headline").inner_text().startswith("B was preempted to make room for A: lost ")
+    assert "B waits: " in tab.panel("why").locator("li").first.inner_text()
+
+
 def test_a_zoom_stays_and_no_plot_is_ever_replaced(stage: Stage, open_tab: Callable[..., Tab]) -> None:
     stage.restart(num_requests=400)
     stage.run(40)

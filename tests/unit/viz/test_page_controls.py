@@ -11,16 +11,17 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from engine.serving.cost_fit import CostFit
 from engine.serving.load import LoadRunner
 from engine.serving.service import EngineService
 from engine.serving.workload import generate
 from engine.settings import EngineSettings
-from engine.simulated_runner import SimulatedClock, SimulatedRunner
+from engine.simulated_runner import CostModel, SimulatedClock, SimulatedRunner
 from engine.telemetry.figures import RunFigures, Targets, figures_of
 from viz import compare_tab, controls, header, security
 from viz.compare import SIZES, CompareRequest, Comparison
 from viz.compare_presets import QUESTIONS, WORKLOADS, Question
-from viz.compare_words import ROWS, Side, headline, reasons, table
+from viz.compare_words import ROWS, Side, cost_words, headline, reasons, table
 from viz.load_panel import LoadPanel
 from viz.presets import PRESETS, Preset
 
@@ -77,6 +78,12 @@ def test_a_change_that_drains_shows_already() -> None:
     assert values["num_blocks"]["value"] == 7
 
 
+def test_sharing_can_only_be_switched_where_blocks_can_be_shared() -> None:
+    assert shown()["sharing"]["interactive"] is True
+    assert shown(kv_layout="contiguous")["sharing"]["interactive"] is False
+    assert shown(draining_for={"kv_layout": "contiguous"})["sharing"]["interactive"] is False
+
+
 def test_one_step_is_offered_while_paused_and_unlocked() -> None:
     assert shown()["step"]["interactive"] is False
     paused = shown(paused=True)
@@ -96,6 +103,18 @@ def test_the_status_has_no_text_of_anybody_and_counts_people(service: EngineServ
     assert (status["num_running"], status["num_waiting"]) == (0, 0)
     assert status["down"] is None
     assert set(status) <= {*header.SHOWN, "num_waiting", "num_running", "locked", "load", "down", "can_restart"}
+
+
+def test_who_was_let_in_counts_as_running_with_half_a_prompt_read() -> None:
+    class Half:
+        def state(self) -> dict[str, Any]:
+            return state(pending_prefill=[3, 4, 5], pending_decode=[1], queue=[4, 5])
+
+        def health(self) -> None:
+            return None
+
+    status = header.status_of(Half(), locked=False)
+    assert (status["num_running"], status["num_waiting"]) == (2, 2)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------------
@@ -207,7 +226,9 @@ def test_the_scheduler_example_is_32_against_20_steps(service: EngineService) ->
     value = result(Comparison(service, LoadRunner(service, range(9)), False), ask(QUESTIONS[0]))
     steps = by_key(value)["num_steps"]
     assert (steps["a"], steps["b"], steps["better"]) == ("32", "20", "b")
+    assert value["headline"].startswith("Simulated: B (continuous)")
     assert "20 steps against 32" in value["headline"]
+    assert "prompts of 1 token, answers of 4 to 16 tokens;" in value["basis"]
     assert value["labels"] == ["A: static", "B: continuous"]
 
 
@@ -243,6 +264,7 @@ def test_on_the_real_engine_both_sides_run_and_the_settings_come_back(service: E
     assert wasted["a"] != "0"
     assert wasted["b"] == "0"
     assert "Measured on the real model" in value["basis"]
+    assert value["headline"].startswith("Measured on the real model: ")
     now = service.state()
     assert (now["policy"], now["max_num_seqs"], now["num_blocks"]) == ("mixed", 4, 256)
     assert now["step_delay_s"] == 0.01
@@ -274,6 +296,18 @@ def figures(**changes: Any) -> RunFigures:
 
     workload = generate(WORKLOADS[QUESTIONS[0].workload](state()))
     return replace(figures_of(simulate(workload, EngineSettings(max_num_seqs=4)).records), **changes)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(0.12, "The median step was 12 % off."), (0.92, "Times are rough on this machine just now")]
+)
+def test_a_cost_model_is_told_in_plain_units(error: float, words: str) -> None:
+    model = CostModel(0.041, 0.009, 1.47e-5)
+    told = cost_words(model, CostFit(model, 1234, error))
+    assert told.startswith("41 ms a step, 9 ms for each token computed in it, 14.7 µs for each pair of tokens")
+    assert "last 1,234 steps" in told
+    assert told.split("steps. ")[1].startswith(words)
+    assert "assumed" in cost_words(model, None)
 
 
 def test_equal_runs_are_not_called_different() -> None:

@@ -42,11 +42,16 @@ def test_percentiles_and_lives_tell_how_long_people_waited() -> None:
     seen = run_js(
         """
         const { History } = await load("history.js");
-        const { percentile, ttftParts, gapsOverTime } = await load("series.js");
+        const { percentile, stillWaiting, ttftParts, gapsOverTime } = await load("series.js");
         const history = new History();
-        history.ingest(given);
+        const told = [];
+        for (const step of given.steps) {
+            history.ingest({ ...given, base: step.s === 1 ? given.base : null, steps: [step] });
+            told.push(stillWaiting(history).map(({ life, waited, isIn }) => [life.id, waited, isIn]));
+        }
         const b = history.lives.get(2);
         return {
+            told,
             parts: ttftParts(b),
             waits: b.waits,
             arrival: b.arrival,
@@ -59,6 +64,7 @@ def test_percentiles_and_lives_tell_how_long_people_waited() -> None:
         """,
         json.loads(json.dumps(answer)),
     )
+    assert seen["told"] == [[[2, 1, False]], [[2, 2, False]], []]
     assert seen["parts"] == {"waiting": 2.5, "prefill": 1, "other": 0}
     assert seen["arrival"] == -0.5
     assert seen["kinds"] == [["queue", -0.5, 2], ["prefill", 2, 3]]
