@@ -54,7 +54,7 @@ def status_of(service: Any, locked: bool, load: Mapping[str, Any] | None = None)
 def build(service: Any, locked: bool) -> gr.HTML:
     """The line; its `sync` event says that settings are not what this page shows any more."""
     return gr.HTML(
-        value=status_of(service, locked),
+        value=status_of(service, locked) | {"down": None},  # built before the engine starts; the page asks at once
         html_template='<header class="pg-header"></header>',
         js_on_load=mount_script("status.js", "mountStatus", ".pg-header", "props", ("sync",)),
         apply_default_css=False,

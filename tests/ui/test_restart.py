@@ -23,7 +23,7 @@ def test_a_dead_engine_is_told_and_can_be_started_again(browser: Any, tmp_path: 
         notice = page.locator(".pg-notice")
         button = page.get_by_role("button", name="Start the engine again")
         page.wait_for_selector(".pg-mood")
-        assert not button.is_visible()
+        button.wait_for(state="hidden")
 
         server.service.engine.step = _broken_step  # type: ignore[method-assign,assignment]
         (stream,) = server.service.submit([5, 6], SamplingParams(max_tokens=3))
