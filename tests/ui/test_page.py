@@ -239,6 +239,7 @@ def test_a_refused_size_is_told_and_the_number_comes_back(tab: Tab, server: Page
     tab.page.click("#sizes button >> nth=0")
     field = tab.page.get_by_label("Slots", exact=True)
     field.fill("99999")
+    field.press("Tab")  # Gradio takes the number when the field is left
     tab.page.click("#apply-sizes")
     tab.page.wait_for_selector("text=max_num_seqs must be a whole number from 1 to 4096")
     tab.page.wait_for_function("document.querySelector('[aria-label=\"Slots\"]').value === '4'")
