@@ -10,6 +10,7 @@ BENCHES = {
     "modes": "the five inference modes, prefill only, decode only",
     "serving": "static against continuous on the real model",
     "speed": "steady decode and prefill through the whole engine",
+    "profile": "where the time of one decode step goes",
     "growth": "what a step costs as requests, pool, context and queue grow",
     "serve": "a running server over HTTP",
     "gpu-check": "everything that needs a card, in one go",
