@@ -17,7 +17,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -32,7 +31,8 @@ from engine.settings import EngineSettings
 
 PROMPT_TOKENS, NEW_TOKENS, NUM_STEPS = 64, 64, 20
 
-STEP, RUN, FORWARD, BATCH, ATTENTION, HEAD, SAMPLING = "step", "run", "forward", "batch", "attention", "head", "sampling"
+STEP, RUN, FORWARD, BATCH = "step", "run", "forward", "batch"
+ATTENTION, HEAD, SAMPLING = "attention", "head", "sampling"
 
 GROUPS = (
     "linears",
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def profiled(loaded: LoadedModel, batch: int, seed: int) -> dict[str, Any]:
-    """Of `batch` requests that decode, a step: `step_ms` alone and `profiled_ms`, `groups` (ms), `operators` by cost."""
+    """A step in which `batch` requests decode: `step_ms` alone and `profiled_ms`, `groups` (ms), `operators` by cost."""
     engine = _decoding(loaded, batch, seed)
     alone = []
     for _ in range(NUM_STEPS):

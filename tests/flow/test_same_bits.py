@@ -1,0 +1,124 @@
+"""The same answer in any company, to the last bit: the real engine and runner over every policy, layout and budget.
+
+Each request's logits, one row a token, are held against those of the same request alone under the same settings. Under
+test are the forms in which a CPU serves: bfloat16, and 4-bit weights for answers. Where this machine lacks an operator
+the form is left out, and says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.model.linears import has_int4_linear, has_onednn_linear
+from engine.model.loader import load_fast
+from engine.scheduling.request import Request
+from engine.torch_runner import TorchRunner
+from tests import gguf_files, tiny_models
+from tests.engine_driver import Driver
+from tests.flow.tiny_runs import prompt
+
+POLICIES = ("static", "decode_first", "prefill_first", "mixed")
+LAYOUTS = ("paged", "contiguous")
+SHARING = (True, False)
+BUDGETS = (16, 512)
+NUM_BLOCKS, BLOCK_SIZE = 19, 4
+"""76 tokens; the longest request takes 63. Under way somebody is preempted where the layout lets it come to that."""
+
+NEW_TOKENS = 9
+COMMON = prompt(1, 20)
+FIRST = [COMMON + prompt(2, 34), COMMON + prompt(3, 4), prompt(4, 1), prompt(5, 33)]
+LATER = [COMMON + prompt(2, 34), prompt(6, 17), COMMON + prompt(7, 9)]
+
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="this torch packs no bfloat16 weights for this CPU")
+needs_int4 = pytest.mark.skipif(not has_int4_linear(), reason="this torch has no 4-bit product for this CPU")
+
+Rows = dict[int, dict[int, Tensor]]
+"""Request id -> place in its answer -> logits (vocab,)."""
+
+
+class ListeningRunner(TorchRunner):
+    """Keeps the logits of every token that it sampled. A request that was preempted must not get other ones again."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rows: Rows = {}
+
+    def _sample(self, logits: Tensor | None, sampling: Any) -> Any:
+        for i, s in enumerate(sampling):
+            assert logits is not None
+            self.rows.setdefault(s.request_id, {})[len(s.request.output_token_ids)] = logits[i].clone()
+        return super()._sample(logits, sampling)
+
+    def reset_pool(self, num_blocks: int, block_size: int) -> None:
+        super().reset_pool(num_blocks, block_size)
+        self.kv.storage[:, :, : num_blocks * self.kv.num_kv_heads] = torch.nan
+
+
+@pytest.fixture(scope="module", params=[pytest.param("bfloat16"), pytest.param("int4", marks=needs_int4)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tiny_models.rand(tmp_path_factory.mktemp("rand"))
+    path: Path = folder
+    if request.param == "int4":
+        path = gguf_files.convert(folder, tmp_path_factory.mktemp("gguf") / "rand.gguf", "Q4_1")
+    fast = load_fast(path, torch.bfloat16)
+    assert (fast.model.answer_form is not None) == (request.param == "int4")
+    yield fast.model
+
+
+def driver(model: Any, **settings: Any) -> Driver:
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_num_seqs": 4} | settings
+    runner = ListeningRunner(model, sizes["num_blocks"], sizes["block_size"], torch.bfloat16, "cpu", 260)
+    return Driver(runner, **sizes)
+
+
+def together(model: Any, **settings: Any) -> Driver:
+    """Four requests at once and three under way, until all have their answers."""
+    one = driver(model, **settings)
+    for text in FIRST:
+        one.one(text, NEW_TOKENS)
+    one.clock.advance(0.1)
+    for text in LATER:
+        one.steps(2)
+        one.one(text, NEW_TOKENS)
+    one.steps(2)
+    one.add(prompt(8, 14), NEW_TOKENS, n=3, seed=70, temperature=0.8, top_k=40)
+    one.run()
+    return one
+
+
+def alone(model: Any, asked: Request, **settings: Any) -> dict[int, Tensor]:
+    """The rows of the same request in an engine of its own."""
+    one = driver(model, **settings)
+    how = {"seed": asked.seed, "temperature": asked.params.temperature, "top_k": asked.params.top_k}
+    request = one.one(asked.prompt_token_ids, NEW_TOKENS, **how)
+    one.clock.advance(0.1)
+    one.run()
+    return one.runner.rows[request.request_id]
+
+
+CASES = list(itertools.product(POLICIES, LAYOUTS, SHARING, BUDGETS))
+
+
+@needs_onednn
+@pytest.mark.parametrize(("policy", "layout", "sharing", "budget"), CASES)
+def test_every_token_has_the_bits_that_it_has_alone(
+    model: Any, policy: str, layout: str, sharing: bool, budget: int
+) -> None:
+    settings = {"policy": policy, "kv_layout": layout, "prefix_caching": sharing, "max_num_batched_tokens": budget}
+    one = together(model, **settings)
+    for request in one.requests:
+        expected = alone(model, request, **settings)
+        got = one.runner.rows[request.request_id]
+        assert sorted(got) == list(range(len(request.output_token_ids)))
+        for place, row in got.items():
+            assert torch.equal(row, expected[place]), f"request {request.request_id}, token {place}"
+    scheduler = one.engine.scheduler
+    assert bool(scheduler.num_preemptions) == (layout == "paged" and policy != "static")
+    assert bool(scheduler.prefix_hit_tokens) == (layout == "paged" and sharing)
