@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def profiled(loaded: LoadedModel, batch: int, seed: int) -> dict[str, Any]:
-    """A step in which `batch` requests decode: `step_ms` alone and `profiled_ms`, `groups` (ms), `operators` by cost."""
+    """A step in which `batch` requests decode: `step_ms` alone, `profiled_ms`, `groups` (ms), `operators` by cost."""
     engine = _decoding(loaded, batch, seed)
     alone = []
     for _ in range(NUM_STEPS):
