@@ -155,7 +155,7 @@ def _named(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return inside
 
 
-def _sorted_out(events: Sequence[FunctionEvent]) -> tuple[Counter[str], list[tuple[str, str, int, float]]]:
+def _sorted_out(events: Sequence[FunctionEvent]) -> tuple[Counter[str], list[tuple[str, str, int, int]]]:
     """Microseconds by group, and of each operator (group, name, calls, microseconds), costliest first."""
     names = {STEP, RUN, FORWARD, BATCH, ATTENTION, HEAD, SAMPLING}
     groups: Counter[str] = Counter()
@@ -164,7 +164,7 @@ def _sorted_out(events: Sequence[FunctionEvent]) -> tuple[Counter[str], list[tup
     own: Counter[str] = Counter()  # of each range: its time outside of what is inside
     for event in events:
         parent = event.cpu_parent
-        us = event.time_range.elapsed_us()
+        us = round(event.time_range.elapsed_us())
         if event.name in names:
             own[event.name] += us
             if parent is not None:

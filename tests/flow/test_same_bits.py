@@ -8,6 +8,7 @@ the form is left out, and says so.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ class ListeningRunner(TorchRunner):
     def reset_pool(self, num_blocks: int, block_size: int) -> None:
         super().reset_pool(num_blocks, block_size)
         self.kv.storage[:, :, : num_blocks * self.kv.num_kv_heads] = torch.nan
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """These products are too small for two, who on a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=[pytest.param("bfloat16"), pytest.param("int4", marks=needs_int4)])
