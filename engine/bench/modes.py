@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from engine.bench import common
+from engine.bench import common, picture
 from engine.bench.engines import random_prompts, run_to_end
 from engine.loading import open_model
 from engine.model import checkpoint, generate
@@ -27,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds; medians are shown (default: 3)")
+    picture.add_option(parser)
     args = parser.parse_args(argv)
     if min(args.batch, args.prompt_tokens, args.rounds) < 1 or args.new_tokens < 2:
         parser.error("--batch, --prompt-tokens and --rounds must be at least 1, --new-tokens at least 2")
@@ -59,6 +62,20 @@ def main(argv: Sequence[str]) -> None:
     columns = ("scenario", "wall_s", "min_s", "max_s", "new_tok_s", "speedup")
     text = common.table(columns, [[row[column] for column in columns] for row in result["rows"]])
     common.finish(result, text, args.json)
+    if args.picture:
+        _draw(result, args.picture)
+
+
+def _draw(result: dict[str, Any], file: Path) -> None:
+    panels = []
+    for title, is_part in (("Prompt and answer", False), ("Prefill alone, decode alone", True)):
+        rows = [row for row in result["rows"] if ("_only_" in row["scenario"]) == is_part]
+        names = [row["scenario"].replace("_", " ") for row in rows]
+        spreads = {"seconds": [(row["min_s"], row["max_s"]) for row in rows]}
+        seconds = {"seconds": [row["wall_s"] for row in rows]}
+        panels.append(picture.Panel(title, "seconds", names, seconds, spreads))
+    what = f"{result['batch']} prompts of {result['prompt_tokens']} tokens, {result['new_tokens']} new tokens each"
+    picture.bars(file, f"The five inference modes: {what}", panels)
 
 
 def _measure(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from engine.bench import common
+from engine.bench import common, picture
 from engine.bench.engines import random_prompts, run_to_end
 from engine.bench.simulate import simulate
 from engine.loading import load_model, open_model
@@ -29,6 +31,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--capacity", type=int, default=4, help="requests in one step (default: 4)")
     parser.add_argument("--prompt-tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds; medians are shown (default: 7)")
+    picture.add_option(parser)
     args = parser.parse_args(argv)
     if min(args.capacity, args.prompt_tokens, args.rounds) < 1:
         parser.error("--capacity, --prompt-tokens and --rounds must be at least 1")
@@ -51,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
                 run_to_end(loaded.runner, settings, prompts, lengths)
                 if round_number:
                     seconds.setdefault((workload, policy), []).append(time.perf_counter() - started)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for workload, lengths in WORKLOADS.items():
         static, continuous = (common.spread(seconds[workload, policy]) for policy in ("static", "mixed"))
         steps = {policy: simulate(policy, lengths, args.capacity)["decode_steps"] for policy in ("static", "mixed")}
@@ -72,3 +75,18 @@ def main(argv: Sequence[str]) -> None:
     result = common.about("serving", argv) | {"model": loaded.source.name, **loaded.info, "rows": rows}
     columns = ("workload", "static_wall_s", "continuous_wall_s", "speedup", "ideal_speedup", "of_ideal")
     common.finish(result, common.table(columns, [[row[c] for c in columns] for row in rows]), args.json)
+    if args.picture:
+        _draw(rows, args.picture)
+
+
+def _draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    names = [str(row["workload"]).replace("_", " ") for row in rows]
+    policies = ("static", "continuous")
+    seconds = {policy: [row[f"{policy}_wall_s"] for row in rows] for policy in policies}
+    spreads = {policy: [row[f"{policy}_spread_s"] for row in rows] for policy in policies}
+    speedups = {"measured": [row["speedup"] for row in rows], "ideal (steps)": [row["ideal_speedup"] for row in rows]}
+    panels = [
+        picture.Panel("All eight answered after", "seconds", names, seconds, spreads),
+        picture.Panel("Continuous over static", "times as fast", names, speedups),
+    ]
+    picture.bars(file, "Static against continuous batching on the real model", panels)

@@ -6,9 +6,10 @@ Reproduces the classic picture of why continuous batching wins: eight answers of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from engine.bench import common
+from engine.bench import common, picture
 from engine.engine import Engine
 from engine.scheduling.request import Request
 from engine.scheduling.sampling_params import SamplingParams
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> None:
     parser = common.parser("simulate", "Static against continuous batching, scheduling alone.", needs_model=False)
     parser.add_argument("--capacity", type=int, default=4, help="requests in one step (default: 4)")
     parser.add_argument("--lengths", type=int, nargs="+", default=DEFAULT_LENGTHS, help="answers' lengths in tokens")
+    picture.add_option(parser)
     args = parser.parse_args(argv)
     if args.capacity < 1 or min(args.lengths) < 1:
         parser.error("--capacity and every length must be at least 1")
@@ -69,3 +71,19 @@ def main(argv: Sequence[str]) -> None:
     rows = [[name, *(result[name][column] for column in columns)] for name in ("static", "continuous")]
     text = common.table(["policy", *columns], rows) + f"\n\nspeedup in steps: {result['speedup']:.3f}"
     common.finish(result, text, args.json)
+    if args.picture:
+        _draw(result, args.picture)
+
+
+def _draw(result: dict[str, Any], file: Path) -> None:
+    policies = ("static", "continuous")
+    panels = [
+        picture.Panel(title, unit, [""], {policy: [result[policy][key]] for policy in policies})
+        for title, unit, key in (
+            ("All answered after", "steps", "decode_steps"),
+            ("Slots that did something useful", "share", "utilization"),
+            ("An answer ends, on average, after", "steps", "mean_finish_step"),
+        )
+    ]
+    lengths = " ".join(map(str, result["lengths"]))
+    picture.bars(file, f"Answers of {lengths} tokens, {result['capacity']} at a time", panels)
