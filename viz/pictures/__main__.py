@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.telemetry.record import EventKind
-from viz.pictures import curves, diagrams, memory, scenes, strip
+from viz.pictures import benches, curves, diagrams, memory, scenes, strip
 
 FOLDER = Path(__file__).resolve().parents[2] / "notes" / "pictures"
 
@@ -147,8 +148,11 @@ PICTURES: dict[str, Callable[[], str]] = {
     "memory-over-time": memory_over_time,
     "kv-cache-rows": kv_cache_rows,
     "timeline": timeline,
+    "growth-scheduling": partial(benches.growth, "simulated"),
+    "growth-real": partial(benches.growth, "real"),
+    "profile": benches.profile,
 }
-"""Of simulated runs: the same on every machine."""
+"""Of simulated runs, and of what was measured once and kept: the same on every machine."""
 
 
 def measured() -> dict[str, Callable[[], str]]:

@@ -23,12 +23,13 @@ def lines(
     y_words: str,
     series: Sequence[Line],
     log_y: bool = False,
+    log_x: bool = False,
     marks: Sequence[tuple[float, float, str]] = (),
 ) -> str:
-    """Lines with a legend; `y` from 0, or in powers of ten. `marks` are points (x, y) with words to them."""
+    """Lines with a legend, axes in powers of ten where asked, else `y` from 0. `marks`: (x, y) and words to it."""
     sheet = Sheet(WIDTH, HEIGHT, title)
     sheet.text(16, 24, title, 13, kind="title")
-    xs = [x for _, points in series for x, _ in points]
+    xs = [_up(x, log_x) for _, points in series for x, _ in points]
     ys = [_up(y, log_y) for _, points in series for _, y in points]
     low_x, high_x = min(xs), max(xs)
     low_y, high_y = 0.0, max(ys) * 1.08 or 1.0
@@ -36,16 +37,16 @@ def lines(
         low_y, high_y = float(math.floor(min(ys))), float(math.ceil(max(ys)))
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
+        across = LEFT + (_up(x, log_x) - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
         return across, HEIGHT - BOTTOM - (_up(y, log_y) - low_y) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM)
 
     for tick in _ticks(low_y, high_y, log_y):
         _, at = place(low_x, 10**tick if log_y else tick)
         sheet.line([(LEFT, at), (WIDTH - RIGHT, at)], "var(--line)", 0.7)
         sheet.text(LEFT - 6, at + 4, f"1e{tick:g}" if log_y else f"{tick:g}", 10, "end", "dim")
-    for tick in _ticks(low_x, high_x, False):
-        at, _ = place(tick, 10**low_y if log_y else 0)
-        sheet.text(at, HEIGHT - BOTTOM + 14, f"{tick:g}", 10, "middle", "dim")
+    for tick in _ticks(low_x, high_x, log_x):
+        at, _ = place(10**tick if log_x else tick, 10**low_y if log_y else 0)
+        sheet.text(at, HEIGHT - BOTTOM + 14, f"1e{tick:g}" if log_x else f"{tick:g}", 10, "middle", "dim")
     sheet.text((LEFT + WIDTH) / 2, HEIGHT - 10, x_words, 11, "middle", "dim")
     sheet.text(16, TOP - 6, y_words, 11, kind="dim")
     across = float(WIDTH - RIGHT)
