@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from engine.kv.device_attention import reader
 from engine.kv.paged_attention import DecodeGroup, PagedAttention, table_width
 from engine.kv.tensors import KVTensors
 from engine.packing import PackedPass
@@ -42,13 +43,22 @@ class DecodeModel(Protocol):
 class DecodeGraphs:
     """The decode step of one model on one pool. A graph is captured when its size is first met."""
 
-    def __init__(self, model: DecodeModel, kv: KVTensors, scale: float, vocab_size: int, capture: Capture) -> None:
-        """`capture` is a `CUDAGraphCapture`, or `rehearse` without a card. `vocab_size` is the logits' width."""
+    def __init__(
+        self,
+        model: DecodeModel,
+        kv: KVTensors,
+        scale: float,
+        vocab_size: int,
+        capture: Capture,
+        route: str = "gather",
+    ) -> None:
+        """`capture` is a `CUDAGraphCapture`, or `rehearse` without a card. `vocab_size` is the logits' width. `route`:
+        how attention reads, see engine.kv.device_attention; where it cannot, graphs are captured with "gather"."""
         self.model, self.kv, self.scale, self.vocab_size = model, kv, scale, vocab_size
         self._capture = capture
         self._steps: dict[tuple[int, int], _StaticStep] = {}
         self._logits = torch.empty(0, vocab_size)
-        self.is_broken = False
+        self.route, self.is_broken = route, False
 
     def logits(self, one: PackedPass) -> Tensor | None:
         """(N, vocab) of a pass of decode rows alone, valid until the next call; None where no graph fits it."""
@@ -78,8 +88,13 @@ class DecodeGraphs:
         step = _StaticStep(self.kv, size, width)
         try:
             step.replay = self._capture(lambda: self._compute(step, size))
-        except RuntimeError as error:
-            log.warning("CUDA graphs are off, decoding goes on without: %s", str(error).splitlines()[0])
+        except Exception as error:  # a compiler's failures have no common class
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            if self.route != "gather":
+                log.warning("Decode attention by %s failed, gathering from now on: %s", self.route, words)
+                self.route = "gather"
+                return self._captured(size, width)
+            log.warning("CUDA graphs are off, decoding goes on without: %s", words)
             self.is_broken = True
             return None
         self._steps[size, width] = step
@@ -88,7 +103,7 @@ class DecodeGraphs:
     def _compute(self, step: _StaticStep, size: int) -> None:
         token_ids, positions, slots = step.numbers.unbind()
         group = DecodeGroup(0, step.tables, step.lengths)
-        attend = PagedAttention(self.kv, slots, [group], [], self.scale)
+        attend = PagedAttention(self.kv, slots, [group], [], self.scale, decode_reader=reader(self.route))
         hidden = self.model(token_ids, positions, attend)  # (size, hidden)
         self._logits[:size].copy_(self.model.logits(hidden))
 

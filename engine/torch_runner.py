@@ -7,6 +7,7 @@ is Orca's (Yu et al., 2022).
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.decode_graphs import CUDAGraphCapture, DecodeGraphs, rehearse
+from engine.kv.device_attention import why_not
 from engine.kv.paged_attention import PagedAttention
 from engine.kv.tensors import KVTensors
 from engine.model.attention import Attend
@@ -29,6 +31,8 @@ from engine.packing import (
     to_device,
 )
 from engine.scheduling.plan import SampledToken, ScheduledRequest, StepOutput, StepPlan
+
+log = logging.getLogger(__name__)
 
 
 class Model(Protocol):
@@ -60,9 +64,11 @@ class TorchRunner:
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
         use_graphs: bool | None = None,
+        decode_route: str = "gather",
     ) -> None:
         """`dtype` is that of keys and values, the model's own; `vocab_size` the tokenizer's largest id + 1: ids past it
         are never sampled. `use_graphs`: decode by CUDA graphs, by default on a card; elsewhere they are rehearsed.
+        `decode_route`: how attention reads inside graphs, where it can; see engine.kv.device_attention.
         Raises MemoryError when the pool does not fit."""
         self.model, self.config = model, model.config
         self.answer_form: Model | None = getattr(model, "answer_form", None)
@@ -70,6 +76,7 @@ class TorchRunner:
         self.dtype, self.device = dtype, torch.device(device)
         self.vocab_size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         self._use_graphs = self.device.type == "cuda" if use_graphs is None else use_graphs
+        self.decode_route = decode_route
         self._make_pool(num_blocks, block_size)
 
     def reset_pool(self, num_blocks: int, block_size: int) -> None:
@@ -87,7 +94,11 @@ class TorchRunner:
         self.graphs: DecodeGraphs | None = None
         if self._use_graphs:
             capture = CUDAGraphCapture() if self.device.type == "cuda" else rehearse
-            self.graphs = DecodeGraphs(self.answer_form or self.model, kv, self.scale, c.vocab_size, capture)
+            reason = why_not(self.decode_route, kv)
+            if reason is not None:
+                log.warning("Decode attention gathers instead of %s: %s", self.decode_route, reason)
+            route = "gather" if reason is not None else self.decode_route
+            self.graphs = DecodeGraphs(self.answer_form or self.model, kv, self.scale, c.vocab_size, capture, route)
 
     @torch.inference_mode()
     def warm_up(self, max_num_seqs: int) -> None:

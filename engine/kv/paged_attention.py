@@ -11,8 +11,9 @@ key, D head size, B blocks of a table, T = B * block size slots looked at, M que
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,19 @@ def table_width(num_slots: int, block_size: int) -> int:
     return width
 
 
+class DecodeRead(Protocol):
+    """How the rows of one decode group read what they may see."""
+
+    rows: slice
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q (R, H, D), scaled, and one layer's pool as `KVTensors` has it -> (R, H * D)."""
+
+
+DecodeReader = Callable[[KVTensors, DecodeGroup], DecodeRead]
+"""Made once a pass, so once for all layers."""
+
+
 class PagedAttention:
     """`Attend` for one pass; make a new one for every pass. All index tensors are made once, not once a layer."""
 
@@ -73,11 +87,13 @@ class PagedAttention:
         chunks: Sequence[Chunk],
         scale: float,
         in_tiles: bool | None = None,
+        decode_reader: DecodeReader | None = None,
     ) -> None:
         """`slots` (N,) are where the rows' keys and values go, see `KVTensors.slot_rows`. `scale` multiplies the
-        scores; 1 where the model's query weights hold it already. Chunks are computed `in_tiles` unless on a card."""
+        scores; 1 where the model's query weights hold it already. Chunks are computed `in_tiles` unless on a card.
+        `decode_reader`: how decode rows read, see engine.kv.device_attention; by default `GatherRead`."""
         self.kv, self.slot_rows, self.scale = kv, kv.slot_rows(slots), scale
-        self._decode = [_DecodeRead(kv, group) for group in decode]
+        self._decode = [(decode_reader or GatherRead)(kv, group) for group in decode]
         if not kv.storage.is_cuda if in_tiles is None else in_tiles:
             self._chunks: list[_TileRead | _ChunkRead] = [tile for chunk in chunks for tile in _tiles(kv, chunk)]
         else:
@@ -92,13 +108,13 @@ class PagedAttention:
         if len(self._decode) == 1 and not self._chunks:
             return self._decode[0](q, keys, values)
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])  # (N, H * D)
-        reads: list[_DecodeRead | _TileRead | _ChunkRead] = [*self._decode, *self._chunks]
+        reads: list[DecodeRead | _TileRead | _ChunkRead] = [*self._decode, *self._chunks]
         for read in reads:
             out[read.rows] = read(q[read.rows], keys, values)
         return out
 
 
-class _DecodeRead:
+class GatherRead:
     """One query a row: all rows of the group in one `bmm`, padded to the longest."""
 
     def __init__(self, kv: KVTensors, group: DecodeGroup) -> None:

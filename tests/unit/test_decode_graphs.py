@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine import torch_runner
 from engine.decode_graphs import BATCH_SIZES, DecodeGraphs, rehearse
+from engine.kv import device_attention
 from engine.model.loader import load_fast
 from engine.torch_runner import TorchRunner
 from tests import tiny_models
+from tests.unit.kv.test_device_attention import varlen_attn
 from tests.unit.runner_driver import Driver, request
 
 PROMPTS = [[4 + (7 * i + 3 * j) % 250 for i in range(n)] for j, n in enumerate((1, 5, 16, 33, 70, 150, 290))]
@@ -74,6 +77,39 @@ def test_where_capturing_fails_decoding_goes_on_without(rand: Path, caplog: pyte
     assert caplog.messages == [
         "CUDA graphs are off, decoding goes on without: operation not permitted when stream is capturing"
     ]
+
+
+def test_another_route_gives_the_same_tokens(rand: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_runner, "why_not", lambda route, kv: None)
+    monkeypatch.setattr(device_attention, "varlen_attn", varlen_attn)
+    model = load_fast(rand, torch.float32).model
+    made = TorchRunner(model, 20, 256, torch.float32, vocab_size=260, use_graphs=True, decode_route="varlen")
+    made.kv.storage[:, :, : 20 * made.config.num_key_value_heads] = torch.nan
+    requests = [request(i, prompt, 12) for i, prompt in enumerate(PROMPTS)]
+    Driver(made, 20, 256).finish(requests)
+    for r in requests:
+        expected = tiny_models.oracle(rand, r.prompt_token_ids, 12)
+        assert r.output_token_ids[: len(expected)] == expected
+    assert made.graphs is not None
+    assert made.graphs.route == "varlen"
+    assert made.graphs._steps
+
+
+def test_a_route_that_fails_gives_way_to_gathering(
+    rand: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch_runner, "why_not", lambda route, kv: None)
+    made = TorchRunner(
+        load_fast(rand, torch.float32).model, 30, 16, torch.float32, use_graphs=True, decode_route="varlen"
+    )  # the real operator refuses a CPU's tensors
+    r = request(0, PROMPTS[4], 8)
+    Driver(made, 30, 16).finish([r])
+    expected = tiny_models.oracle(rand, r.prompt_token_ids, 8)
+    assert r.output_token_ids[: len(expected)] == expected
+    assert made.graphs is not None
+    assert (made.graphs.route, made.graphs.is_broken) == ("gather", False)
+    assert made.graphs._steps
+    assert [m.split(",")[0] for m in caplog.messages] == ["Decode attention by varlen failed"]
 
 
 def test_a_new_pool_gets_new_graphs(rand: Path) -> None:
