@@ -5,8 +5,8 @@ Owns which operators of torch can, what each needs, and how the pool is handed t
 pool in place; which is fastest is for a measurement to say (`python -m engine.bench gpu-check`).
 
 Both see the pool as pages with one key/value head: a (block, head) row of `KVTensors` is such a page already, so a row
-of the batch becomes Hkv sequences whose G query heads share the keys. No second layout, no copy. Letters: R rows, X =
-R * Hkv sequences, G query heads of a sequence, B blocks of a table, P pages of the pool, S slots of a page, D head size.
+of the batch becomes Hkv sequences whose G query heads share the keys. No second layout, no copy.
+Letters: R rows, X = R * Hkv sequences, G query heads of one, B blocks of a table, P pages, S slots of one, D head size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from engine.kv.paged_attention import DecodeGroup, DecodeRead, DecodeReader, GatherRead
+from engine.kv.paged_attention import DecodeGroup, DecodeReader, GatherRead
 from engine.kv.tensors import KVTensors
 
 try:
@@ -36,7 +36,7 @@ FLEX_TILE = 64
 
 
 class _InPlaceRead:
-    """Tables of (block, head) pages, (X, B), and how many slots each sequence sees, (X,): int32, as kernels want them."""
+    """Tables of (block, head) pages (X, B), and the slots that each sequence sees (X,): int32, as kernels want them."""
 
     def __init__(self, kv: KVTensors, group: DecodeGroup) -> None:
         num_rows, width = group.tables.shape
@@ -56,7 +56,7 @@ class VarlenRead(_InPlaceRead):
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See DecodeRead."""
-        out = varlen_attn(
+        out: Any = varlen_attn(
             q.reshape(len(self.pages), -1, q.shape[-1]),  # (X, G, D)
             keys.unsqueeze(2),  # (P, S, 1, D)
             values.unsqueeze(2),
@@ -116,7 +116,8 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 def reader(route: str) -> DecodeReader:
     """What reads for a route's decode rows."""
-    return {"gather": GatherRead, "varlen": VarlenRead, "flex": FlexRead}[route]
+    readers: dict[str, DecodeReader] = {"gather": GatherRead, "varlen": VarlenRead, "flex": FlexRead}
+    return readers[route]
 
 
 def why_not(route: str, kv: KVTensors) -> str | None:

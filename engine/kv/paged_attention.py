@@ -128,6 +128,7 @@ class GatherRead:
         self.mask = mask.repeat_interleave(kv.num_kv_heads, 0)[:, None]  # (R * Hkv, 1, T)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """See DecodeRead."""
         num_rows, num_heads, head_dim = q.shape
         k = keys.index_select(0, self.ids).view(-1, self.num_slots, head_dim)  # (R * Hkv, T, D)
         v = values.index_select(0, self.ids).view(-1, self.num_slots, head_dim)
