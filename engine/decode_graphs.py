@@ -61,9 +61,12 @@ class DecodeGraphs:
         self.route, self.is_broken = route, False
 
     def logits(self, one: PackedPass) -> Tensor | None:
-        """(N, vocab) of a pass of decode rows alone, valid until the next call; None where no graph fits it."""
+        """(N, vocab) of a pass of decode rows alone, valid until the next call; None where no graph fits it.
+
+        A pass that samples nothing has none: nobody would wait for the card before the next pass is filled in.
+        """
         num_rows = one.num_rows
-        if self.is_broken or one.chunks or len(one.decode) != 1 or num_rows > BATCH_SIZES[-1]:
+        if self.is_broken or one.chunks or len(one.decode) != 1 or not one.sampling or num_rows > BATCH_SIZES[-1]:
             return None
         size = next(size for size in BATCH_SIZES if size >= num_rows)
         width = table_width(_slots_to_capture(one.decode[0].tables.shape[1] * self.kv.block_size), self.kv.block_size)

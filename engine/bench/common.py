@@ -55,7 +55,12 @@ def finish(result: Mapping[str, Any], table: str, json_file: Path | None) -> Non
     print(f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; {versions}; {result['date']}")
     print("\n" + table)
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        write(result, json_file)
+
+
+def write(result: Mapping[str, Any], json_file: Path) -> None:
+    """Write a result as JSON."""
+    json_file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.bench import common, gpu_parity, gpu_speed
 from engine.bench.gpu_model import SHAPES, our_runner, reference_model
+from engine.kv.device_attention import CANDIDATES
 
 
 class Report:
     """What was measured, what failed, and what there was no time for."""
 
-    def __init__(self, budget_s: float) -> None:
-        self.result: dict[str, Any] = {"failed": [], "left_out": [], "seconds": {}}
-        self._ends = time.monotonic() + budget_s
+    def __init__(self, about: dict[str, Any], budget_s: float, json_file: Path | None) -> None:
+        """`json_file` is written after every part: whoever ends the run early still has what was measured."""
+        self.result: dict[str, Any] = about | {"failed": [], "left_out": [], "seconds": {}}
+        self._ends, self._json_file = time.monotonic() + budget_s, json_file
 
     def run(self, name: str, measure: Callable[[], Any]) -> Any:
         """One part: what it answers, or None if it failed or came too late."""
@@ -37,6 +40,8 @@ class Report:
             return None
         finally:
             self.result["seconds"][name] = round(time.monotonic() - began, 2)
+            if self._json_file is not None:
+                common.write(self.result, self._json_file)
 
     def fail(self, name: str, words: str) -> None:
         """Note a failure, and say it at once."""
@@ -57,21 +62,21 @@ def main(argv: Sequence[str]) -> int:
     is_card = args.device == "cuda"
     shape = args.shape or ("llama-3.2-1b" if is_card else "small")
     batches = args.batch or ([1, 8, 64, 256] if is_card else [1, 4])
-    dtype = torch.float16 if is_card and not torch.cuda.is_bf16_supported() else torch.bfloat16
-    report = Report(args.budget)
+    dtype = torch.float16 if is_card and not torch.cuda.is_bf16_supported(including_emulation=False) else torch.bfloat16
     about = common.about("gpu-check", argv) | {
         "device": torch.cuda.get_device_name() if is_card else "CPU, a rehearsal",
         "shape": shape,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    for name, check in gpu_parity.checks(args.device, dtype, args.seed):
+    report = Report(about, args.budget, args.json)
+    checks = report.run("model for parity", lambda: list(gpu_parity.checks(args.device, dtype, args.seed)))
+    for name, check in checks or ():
         words = report.run(name, check)
         if words:
             report.fail(name, words)
     _speed(report, shape, args.device, dtype, batches, args.seed)
-    result = about | report.result
-    common.finish(result, _table(result), args.json)
-    return 1 if result["failed"] else 0
+    common.finish(report.result, _table(report.result), args.json)
+    return 1 if report.result["failed"] else 0
 
 
 def _speed(report: Report, shape: str, device: str, dtype: torch.dtype, batches: Sequence[int], seed: int) -> None:
@@ -99,7 +104,7 @@ def _speed(report: Report, shape: str, device: str, dtype: torch.dtype, batches:
     graphs = runner.graphs
     if device == "cuda" and (graphs is None or graphs.is_broken):
         report.fail("CUDA graphs", "they were not used; the log says why")
-    runner.reset_pool(1, 16)
+    report.run("pool given back", lambda: runner.reset_pool(1, 16))
     result["transformers"] = {
         "continuous_tok_s": report.run(
             "transformers continuous", partial(gpu_speed.peer_continuous, model, device, prompts, new_tokens)
@@ -111,6 +116,13 @@ def _speed(report: Report, shape: str, device: str, dtype: torch.dtype, batches:
             )
             for b in batches
         },
+    }
+    result["routes"] = {
+        f"{route}, blocks of {size}": report.run(
+            f"decode by {route}, blocks of {size}",
+            partial(gpu_speed.decode_by_route, runner, route, size, batches, seed, new),
+        )
+        for route, size in CANDIDATES
     }
 
 
@@ -139,6 +151,7 @@ def _table(result: dict[str, Any]) -> str:
     text += "\n\n" + common.table(
         ("ms a step", "all", "schedule", "batch", "forward", "sample", "commit", "around the model"), parts
     )
+    text += "\n\n" + _routes(result)
     if limits:
         text += f"\n\nCopy {limits['copy_bytes_s'] / 1e9:.0f} GB/s (read and written), "
         text += f"matrix products {limits['matrix_flop_s'] / 1e12:.2f} TFLOP/s"
@@ -146,3 +159,16 @@ def _table(result: dict[str, Any]) -> str:
         text += f"\nNo time left for: {', '.join(result['left_out'])}"
     first = result["failed"][0] if result["failed"] else None
     return text + (f"\nFirst failing check: {first['check']}: {first['what']}" if first else "\nAll checks passed.")
+
+
+def _routes(result: dict[str, Any]) -> str:
+    """Decode tokens/s by each way to read block tables, the fastest at each batch size, and why others are missing."""
+    gathered = {batch: one["tok_s"] for batch, one in (result.get("decode") or {}).items() if one}
+    found = {"gather, blocks of 16": gathered} | (result.get("routes") or {})
+    measured = {name: speeds for name, speeds in found.items() if isinstance(speeds, dict)}
+    rows = []
+    for batch in gathered:
+        speeds = {name: one.get(batch, 0.0) for name, one in measured.items()}
+        rows.append((f"batch {batch}", *speeds.values(), max(speeds, key=lambda name: speeds[name])))
+    text = common.table(("decode tokens/s", *measured, "fastest"), rows)
+    return text + "".join(f"\n{name}: {why}" for name, why in found.items() if isinstance(why, str))

@@ -87,8 +87,10 @@ def reference_model(
     return model.eval().requires_grad_(False)
 
 
-def our_runner(model: LlamaForCausalLM, device: str, dtype: torch.dtype, use_graphs: bool | None = None) -> TorchRunner:
+def our_runner(
+    model: LlamaForCausalLM, device: str, dtype: torch.dtype, use_graphs: bool | None = None, route: str = "gather"
+) -> TorchRunner:
     """Our model with the same weights, on a pool of one block: each engine makes its own."""
     config = ModelConfig.from_hf(model.config.to_dict())
     ours = assemble(config, StateDict(model), dtype, device, quantization="none").model
-    return TorchRunner(ours, 1, 16, dtype, device, use_graphs=use_graphs)
+    return TorchRunner(ours, 1, 16, dtype, device, use_graphs=use_graphs, decode_route=route)

@@ -14,6 +14,7 @@ import torch
 
 from engine.bench.engines import random_prompts, run_to_end
 from engine.bench.gpu_model import our_runner, reference_model
+from engine.kv.device_attention import CANDIDATES, reader, why_not
 from engine.kv.paged_attention import Chunk, DecodeGroup, PagedAttention, ReferencePagedAttention, table_width
 from engine.kv.tensors import KVTensors
 from engine.settings import KV_LAYOUTS, POLICIES, EngineSettings
@@ -41,12 +42,27 @@ def checks(device: str, low_dtype: torch.dtype, seed: int) -> Iterator[tuple[str
         yield f"float32 tokens, {words}", exact
         near = partial(_near_best, model, device, low_dtype, settings, prompts, graphs)
         yield f"{_name(low_dtype)} tokens, {words}", near
+    for route, block_size in CANDIDATES:
+        if why_not(route, KVTensors(1, 1, block_size, 2, 64, low_dtype, device)) is not None:
+            continue
+        words = f"{route}, blocks of {block_size}"
+        yield f"decode attention by {words}", partial(decode_attention, device, low_dtype, seed, route, block_size)
+        if route != "flex":  # which compiles for every shape of a run
+            settings = _settings("mixed", "paged", block_size)
+            near = partial(_near_best, model, device, low_dtype, settings, prompts, True, route)
+            yield f"{_name(low_dtype)} tokens by {words}", near
 
 
-def _settings(policy: str, layout: str) -> EngineSettings:
+def _settings(policy: str, layout: str, block_size: int = 16) -> EngineSettings:
     """A budget that cuts prompts into chunks, and fewer slots than requests."""
     return EngineSettings(
-        policy=policy, kv_layout=layout, num_blocks=120, max_num_seqs=4, max_num_batched_tokens=100, cohort_wait_s=0.0
+        policy=policy,
+        kv_layout=layout,
+        block_size=block_size,
+        num_blocks=120,
+        max_num_seqs=4,
+        max_num_batched_tokens=100,
+        cohort_wait_s=0.0,
     )
 
 
@@ -67,9 +83,15 @@ def _tokens(
 
 
 def _near_best(
-    model: Any, device: str, dtype: torch.dtype, settings: EngineSettings, prompts: list[list[int]], graphs: bool
+    model: Any,
+    device: str,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    prompts: list[list[int]],
+    graphs: bool,
+    route: str = "gather",
 ) -> str | None:
-    for prompt, answer in zip(prompts, _answers(model, device, dtype, settings, prompts, graphs), strict=True):
+    for prompt, answer in zip(prompts, _answers(model, device, dtype, settings, prompts, graphs, route), strict=True):
         sequence = torch.tensor([prompt + answer], device=device)
         logprobs = model(sequence).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]  # (new, vocab)
         chosen = logprobs.gather(1, torch.tensor(answer, device=device)[:, None])[:, 0]
@@ -81,10 +103,19 @@ def _near_best(
 
 
 def _answers(
-    model: Any, device: str, dtype: torch.dtype, settings: EngineSettings, prompts: list[list[int]], graphs: bool
+    model: Any,
+    device: str,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    prompts: list[list[int]],
+    graphs: bool,
+    route: str = "gather",
 ) -> list[list[int]]:
-    runner = our_runner(model, device, dtype, use_graphs=graphs)
-    return run_to_end(runner, settings, prompts, [NEW_TOKENS] * len(prompts))[0]
+    runner = our_runner(model, device, dtype, graphs, route)
+    answers = run_to_end(runner, settings, prompts, [NEW_TOKENS] * len(prompts))[0]
+    if runner.graphs is not None and runner.graphs.route != route:
+        raise RuntimeError(f"decode attention by {route} failed; the log says why")
+    return answers
 
 
 @torch.inference_mode()
@@ -121,6 +152,25 @@ def attention(device: str, dtype: torch.dtype, seed: int) -> str | None:
     error = (fast - plain)[real].abs().max().item()
     allowed = 1e-4 if dtype == torch.float32 else 3e-2
     return None if error <= allowed else f"largest difference {error:.2g}, {allowed:.0e} allowed"
+
+
+@torch.inference_mode()
+def decode_attention(device: str, dtype: torch.dtype, seed: int, route: str, block_size: int) -> str | None:
+    """Decode rows by a route that reads in place against their plain form."""
+    torch.manual_seed(seed)
+    heads, kv_heads, dim, lengths = 8, 2, 64, [5, 300, 77, 1, 256]
+    width = table_width(max(lengths), block_size)
+    kv = KVTensors(1, len(lengths) * width, block_size, kv_heads, dim, dtype, device)
+    kv.storage.normal_()
+    kv.clear([kv.null_block])
+    tables = torch.randperm(kv.num_blocks, device=device).view(len(lengths), width)
+    group = DecodeGroup(0, tables, torch.tensor(lengths, device=device))
+    q, k, v = (torch.randn(len(lengths), n, dim, dtype=dtype, device=device) for n in (heads, kv_heads, kv_heads))
+    slots = torch.full((len(lengths),), kv.trash_slot, device=device)  # what is read was there before
+    plain = ReferencePagedAttention(kv, slots, [group], [], dim**-0.5)(0, q, k, v).float()
+    in_place = PagedAttention(kv, slots, [group], [], dim**-0.5, decode_reader=reader(route))(0, q, k, v).float()
+    error = (in_place - plain).abs().max().item()
+    return None if error <= 3e-2 else f"largest difference {error:.2g}, 3e-02 allowed"
 
 
 def _name(dtype: torch.dtype) -> str:

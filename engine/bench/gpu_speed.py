@@ -5,6 +5,7 @@ Owns how each figure is measured. All of them are of the same random weights, in
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from transformers import GenerationConfig
 
 from engine.bench.engines import random_prompts
 from engine.engine import Engine
+from engine.kv.device_attention import why_not
 from engine.scheduling.request import Request
 from engine.scheduling.sampling_params import SamplingParams
 from engine.settings import EngineSettings
@@ -55,13 +57,16 @@ def roofline(device: str, dtype: torch.dtype, is_small: bool) -> dict[str, float
     return {"copy_bytes_s": 2 * num_bytes / copy_s, "matrix_flop_s": 2 * n**3 / product_s}
 
 
-def decode(runner: TorchRunner, batch: int, seed: int, new_tokens: int = NEW_TOKENS) -> dict[str, Any]:
+def decode(
+    runner: TorchRunner, batch: int, seed: int, new_tokens: int = NEW_TOKENS, block_size: int = 16
+) -> dict[str, Any]:
     """Steps in which `batch` requests decode: tokens/s, seconds a step and where they went, bytes a step must read."""
     vocab_size, device = runner.config.vocab_size, str(runner.device)
     settings = EngineSettings(
         max_num_seqs=batch,
         max_num_batched_tokens=batch * PROMPT_TOKENS,
-        num_blocks=batch * -(-(PROMPT_TOKENS + new_tokens) // 16),
+        block_size=block_size,
+        num_blocks=batch * -(-(PROMPT_TOKENS + new_tokens) // block_size),
         max_queue=max(256, batch),
         prefix_caching=False,
     )
@@ -90,6 +95,23 @@ def decode(runner: TorchRunner, batch: int, seed: int, new_tokens: int = NEW_TOK
         "parts_s": {part: sum(getattr(r.times, part) for r in records if r) / len(records) for part in parts},
         "step_bytes": model.head.nbytes + model.layers_nbytes + kv_bytes * context / len(records),
     }
+
+
+def decode_by_route(
+    runner: TorchRunner, route: str, block_size: int, batches: Sequence[int], seed: int, new_tokens: int
+) -> dict[str, float] | str:
+    """Decode tokens/s by another route at each batch size, on the same weights; or why it cannot be taken here."""
+    other = TorchRunner(runner.model, 1, block_size, runner.dtype, runner.device, decode_route=route)
+    reason = why_not(route, other.kv)
+    if reason is not None:
+        return reason
+    found = {}
+    for batch in batches:
+        torch.compiler.reset()  # torch compiles an operator for eight shapes and no more
+        found[str(batch)] = decode(other, batch, seed, new_tokens, block_size)["tok_s"]
+        if other.graphs is None or other.graphs.route != route:
+            raise RuntimeError(f"failed at batch {batch}; the log says why")
+    return found
 
 
 def prefill(runner: TorchRunner, seed: int, num_prompts: int) -> float:
@@ -167,7 +189,9 @@ def peer_continuous(model: Any, device: str, prompts: Sequence[Sequence[int]], n
     """
     options: dict[str, Any] = {"progress_bar": False}
     if device == "cpu":  # there it can't find out how much memory it may take
-        sizes = {"page_size": 16, "num_blocks": 512, "max_batch_tokens": 512, "use_cuda_graph": False}
+        sizes = {"num_blocks": 512, "max_batch_tokens": 512, "use_cuda_graph": False}
+        known = inspect.signature(transformers.ContinuousBatchingConfig).parameters
+        sizes["page_size" if "page_size" in known else "block_size"] = 16  # renamed after transformers 5.17
         options["continuous_batching_config"] = transformers.ContinuousBatchingConfig(**sizes)
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
 

@@ -31,6 +31,9 @@ except ImportError:  # before torch 2.10
 VARLEN_PAGE = 256
 """FlashAttention 2, which torch brings, takes paged keys in multiples of this many slots only."""
 
+CANDIDATES = (("varlen", 256), ("flex", 16), ("flex", 128))
+"""Routes worth measuring beside gathering, with the block sizes that they could be fast with."""
+
 FLEX_TILE = 64
 """Keys that FlexAttention's decode kernel takes at once, where a page is no smaller."""
 
