@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_FREE_ROOMS = ("engine.scheduling", "engine.kv", "engine.telemetry")
-WITH_TENSORS = {"engine/kv/tensors.py", "engine/kv/paged_attention.py"}
+WITH_TENSORS = {"engine/kv/tensors.py", "engine/kv/device_attention.py", "engine/kv/paged_attention.py"}
 
 
 def python_files(*rooms: str) -> list[Path]:
