@@ -112,7 +112,7 @@ def test_what_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_attention, "varlen_attn", varlen_attn)
     kv.storage = OnCard()  # type: ignore[assignment]
     assert why_not("flex", kv) is None
-    assert "wants blocks of 256 tokens and heads of 8 to 256, not 16 and 64" in str(why_not("varlen", kv))
+    assert "blocks of 256 tokens and heads of 8 to 256, not 16 and 64" in str(why_not("varlen", kv))
     kv.block_size = 48
     assert "blocks of 48" in str(why_not("flex", kv))
     kv.block_size = 256
