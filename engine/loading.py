@@ -33,6 +33,8 @@ class OpenedModel:
     config: ModelConfig
     device: str
     dtype: torch.dtype
+    is_dtype_chosen: bool = True
+    """Whether `dtype` was left to us."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,14 @@ def open_model(model: str, device: str = "auto", dtype: str = "auto") -> OpenedM
     source = resolve(model, chosen)
     log.info("Model: %s", source.reason)
     config, _ = checkpoint.open_weights(source.path)
-    return OpenedModel(source, config, chosen, choose_dtype(dtype, chosen))
+    return OpenedModel(source, config, chosen, choose_dtype(dtype, chosen), dtype == "auto")
 
 
 def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_size: int) -> LoadedModel:
     """Read weights and tokenizer and make the pool. Raises ModelError, TextError, MemoryError."""
     source, config = opened.source, opened.config
+    if quantization == "int4" and opened.dtype == torch.float32 and not opened.is_dtype_chosen:
+        raise ModelError("--quantization int4 rounds to bfloat16; it cannot go with --dtype float32, which is exact")
     started = time.perf_counter()
     tokenizer = _tokenizer(source)
     vocab_size = min(tokenizer.vocab_size, config.vocab_size)
@@ -107,7 +111,7 @@ def choose_dtype(asked: str, device: str) -> torch.dtype:
         return dtype
     if device == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if has_fast_bfloat16() and has_onednn_linear() else torch.float32
+    return torch.bfloat16 if has_fast_bfloat16() and has_onednn_linear(torch.bfloat16) else torch.float32
 
 
 def device_name(device: str) -> str:

@@ -29,6 +29,10 @@ SUM_SLOTS = 1024
 """Weighted values are summed over at most this many slots by one `bmm`: beyond, its order depends on the length."""
 
 
+MIN_ROWS = {torch.float32: 8}
+"""Fewest queries in one product: MKL has routines of its own for fewer rows, which add in another order."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Rows `first_row` to `first_row + R`, one query each. `tables` (R, B) holds block ids; row r sees `lengths[r]`
@@ -132,9 +136,10 @@ class GatherRead:
         num_rows, num_heads, head_dim = q.shape
         k = keys.index_select(0, self.ids).view(-1, self.num_slots, head_dim)  # (R * Hkv, T, D)
         v = values.index_select(0, self.ids).view(-1, self.num_slots, head_dim)
-        scores = torch.bmm(q.reshape(k.shape[0], -1, head_dim), k.transpose(1, 2))  # (R * Hkv, G, T)
-        weights = torch.softmax(scores.add_(self.mask), dim=-1)
-        return _weighted_sum(weights, v).view(num_rows, num_heads * head_dim)
+        query = q.reshape(k.shape[0], -1, head_dim)  # (R * Hkv, G, D)
+        scores = torch.bmm(_with_min_rows(query), k.transpose(1, 2))  # (R * Hkv, G, T)
+        out = _weighted_sum(torch.softmax(scores.add_(self.mask), dim=-1), v)
+        return out[:, : query.shape[1]].reshape(num_rows, num_heads * head_dim)
 
 
 class _TileRead:
@@ -153,10 +158,13 @@ class _TileRead:
         k = keys.index_select(0, self.ids).view(-1, self.num_slots, head_dim)  # (Hkv, T, D)
         v = values.index_select(0, self.ids).view(-1, self.num_slots, head_dim)
         query = q.view(num_queries, self.num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # (Hkv, G, M, D)
-        scores = torch.bmm(query.reshape(self.num_kv_heads, -1, head_dim), k.transpose(1, 2))  # (Hkv, G * M, T)
-        scores.view(-1, num_queries, self.num_slots)[..., self.first_masked :].add_(self.mask)
-        out = _weighted_sum(torch.softmax(scores, dim=-1), v)  # (Hkv, G * M, D)
-        return out.view(num_heads, num_queries, head_dim).transpose(0, 1).reshape(num_queries, -1)
+        query = query.reshape(self.num_kv_heads, -1, head_dim)  # (Hkv, G * M, D)
+        num_products = query.shape[1]
+        scores = torch.bmm(_with_min_rows(query), k.transpose(1, 2))  # (Hkv, G * M, T)
+        masked = scores[:, :num_products].view(self.num_kv_heads, -1, num_queries, self.num_slots)
+        masked[..., self.first_masked :].add_(self.mask)
+        out = _weighted_sum(torch.softmax(scores, dim=-1), v)[:, :num_products]  # (Hkv, G * M, D)
+        return out.reshape(num_heads, num_queries, head_dim).transpose(0, 1).reshape(num_queries, -1)
 
 
 def _tiles(kv: KVTensors, chunk: Chunk) -> Iterator[_TileRead]:
@@ -202,6 +210,12 @@ class _ChunkRead:
         if self.num_tokens < num_queries:
             out.append(F.scaled_dot_product_attention(parts[1], k, v, scale=1.0))
         return torch.cat(out, dim=2)[0].transpose(0, 1).reshape(num_queries, -1)
+
+
+def _with_min_rows(query: Tensor) -> Tensor:
+    """query (X, M, D), with rows of zeros below where M is fewer than this dtype's products may have."""
+    missing = MIN_ROWS.get(query.dtype, 0) - query.shape[1]
+    return query if missing <= 0 else F.pad(query, (0, 0, 0, missing))
 
 
 def _minus_infinity(where: Tensor, dtype: torch.dtype) -> Tensor:

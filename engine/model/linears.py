@@ -2,7 +2,7 @@
 
 Owns packing, the operators, and the question whether this machine has them. Never knows what a matrix is for.
 Every form computes `x (M, K) -> x @ weight.T + bias (M, N)` in the dtype of x, and each row of the result is the same
-whatever the other rows are: on a CPU that was measured with bfloat16 inputs, and `OneDNNLinear` asks again.
+whatever the other rows are: on CPUs that was measured of all forms but `PlainLinear`, and `OneDNNLinear` asks again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class PlainLinear:
 
 
 class OneDNNLinear:
-    """bfloat16, packed once into oneDNN's own layout; `F.linear` would pack at every call, which costs as much again.
+    """bfloat16 or float32, packed once into oneDNN's own layout; `F.linear` would pack at every call, which costs as
+    much again in bfloat16, and adds in an order that depends on the number of rows in float32.
 
     A single row may be multiplied by a matrix-vector routine that adds in another order. Packing asks whether it is
     here, and then computes single rows as two, so that an answer does not depend on its company.
@@ -51,16 +52,16 @@ class OneDNNLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.nbytes = weight.nbytes
         self.bias = bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16).contiguous(), 8)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 8)
         self._apply = torch.ops.mkldnn._linear_pointwise.default
-        key = (weight.shape[0], weight.shape[1], torch.get_num_threads())
+        key = (weight.dtype, weight.shape[0], weight.shape[1], torch.get_num_threads())
         if key not in _SINGLE_ROW_DIFFERS:
-            x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+            x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
             _SINGLE_ROW_DIFFERS[key] = not torch.equal(self.product(x[:1]), self.product(x)[:1])
         self._pads_single_row = _SINGLE_ROW_DIFFERS[key]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Linear; x is bfloat16."""
+        """See Linear; x has the weight's dtype."""
         if self._pads_single_row and x.shape[0] == 1:
             return self.product(x.expand(2, -1).contiguous())[:1]
         return self.product(x)
@@ -71,14 +72,14 @@ class OneDNNLinear:
         return result
 
 
-_SINGLE_ROW_DIFFERS: dict[tuple[int, int, int], bool] = {}
+_SINGLE_ROW_DIFFERS: dict[tuple[torch.dtype, int, int, int], bool] = {}
 
 
 class Int4Linear:
     """4-bit weights in groups of 32 with a bfloat16 scale and zero each: weight = (value - 8) * scale + zero.
 
     Holds the grid of GGUF's Q4_0 and Q4_1 as it is, but for the rounding of scale and zero to bfloat16. Inputs are
-    bfloat16; sums are taken in float32.
+    rounded to bfloat16, since the operator is slow with others; sums are taken in float32.
     """
 
     def __init__(self, values: Tensor, scales: Tensor, minima: Tensor, bias: Tensor | None = None) -> None:
@@ -95,8 +96,9 @@ class Int4Linear:
         self.nbytes = self._packed.nbytes + self._scales_and_zeros.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Linear; x is bfloat16."""
-        out = torch._weight_int4pack_mm_for_cpu(x, self._packed, INT4_GROUP, self._scales_and_zeros)
+        """See Linear."""
+        rounded = x.to(torch.bfloat16)
+        out = torch._weight_int4pack_mm_for_cpu(rounded, self._packed, INT4_GROUP, self._scales_and_zeros).to(x.dtype)
         return out if self.bias is None else out.add_(self.bias)
 
 
@@ -144,11 +146,11 @@ def has_fast_bfloat16() -> bool:
 
 
 @functools.cache
-def has_onednn_linear() -> bool:
-    """Whether torch can pack bfloat16 weights for oneDNN here: tried once, on a small product."""
-    if not torch.backends.mkldnn.is_available():
+def has_onednn_linear(dtype: torch.dtype) -> bool:
+    """Whether torch can pack weights of this dtype for oneDNN here: tried once, on a small product."""
+    if not torch.backends.mkldnn.is_available() or dtype not in (torch.bfloat16, torch.float32):
         return False
-    weight = torch.eye(16, dtype=torch.bfloat16)
+    weight = torch.eye(16, dtype=dtype)
     return _is_right(lambda: OneDNNLinear(weight)(weight), weight)
 
 

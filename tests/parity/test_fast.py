@@ -21,7 +21,10 @@ from tests.unit.runner_driver import Driver, request
 NUM_SLOTS = 4096
 PROMPTS = [[4 + (7 * i + 3 * j) % 250 for i in range(n)] for j, n in enumerate((1, 5, 16, 33, 70, 150))]
 
-needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="this torch packs no bfloat16 weights for this CPU")
+DTYPE = torch.bfloat16 if has_onednn_linear(torch.bfloat16) else torch.float32
+"""What this CPU computes in by default."""
+
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(DTYPE), reason="this torch packs no weights for this CPU")
 needs_int4 = pytest.mark.skipif(not has_int4_linear(), reason="this torch has no 4-bit product for this CPU")
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -49,6 +52,10 @@ def driver(fast: FastModel, dtype: torch.dtype, block_size: int = 16, seed: int 
     num_blocks = NUM_SLOTS // block_size
     runner = TorchRunner(fast.model, num_blocks, block_size, dtype, vocab_size=tiny_models.NUM_TOKENS)
     return Driver(runner, num_blocks, block_size, seed)
+
+
+def dtype_of(fast: FastModel) -> torch.dtype:
+    return fast.model.embedding.dtype
 
 
 def record_logits(fast: FastModel) -> list[torch.Tensor]:
@@ -109,12 +116,15 @@ def logits_of(model: Any, dtype: torch.dtype) -> torch.Tensor:
 class TestTheSameAnswerInAnyCompany:
     """Bitwise equal logits, alone and among others, however prompts are cut, blocks lie and requests are preempted."""
 
-    @pytest.fixture(params=["bfloat16", pytest.param("int4", marks=needs_int4)])
+    @pytest.fixture(params=["float32", "bfloat16", "int4"])
     def fast(self, request: pytest.FixtureRequest, rand: Path, rand_q4_1: Path) -> FastModel:
-        if not has_onednn_linear():
-            pytest.skip("this torch packs no bfloat16 weights for this CPU")
         is_int4 = request.param == "int4"
-        return load_fast(rand_q4_1 if is_int4 else rand, torch.bfloat16, quantization="auto")
+        dtype = DTYPE if is_int4 else getattr(torch, request.param)
+        if dtype != DTYPE:
+            pytest.skip("not what this CPU computes in by default")
+        if not has_onednn_linear(dtype) or (is_int4 and not has_int4_linear()):
+            pytest.skip(f"this torch has no fast {request.param} products for this CPU")
+        return load_fast(rand_q4_1 if is_int4 else rand, dtype, quantization="int4" if is_int4 else "none")
 
     @pytest.fixture
     def alone(self, fast: FastModel) -> list[torch.Tensor]:
@@ -122,14 +132,14 @@ class TestTheSameAnswerInAnyCompany:
         rows = []
         for i, prompt in enumerate(PROMPTS):
             seen = record_logits(fast)
-            driver(fast, torch.bfloat16).finish([request(i, prompt, 6)])
+            driver(fast, dtype_of(fast)).finish([request(i, prompt, 6)])
             rows.append(torch.cat(seen))
         return rows
 
     def steps(self, fast: FastModel, numbers: list[int], chunk: int, block_size: int, **finish: Any) -> list[Any]:
         """Run these prompts together; answers with each one's logits in order."""
         seen = record_logits(fast)
-        one = driver(fast, torch.bfloat16, block_size, seed=chunk)
+        one = driver(fast, dtype_of(fast), block_size, seed=chunk)
         requests = {i: request(i, PROMPTS[n], 6) for i, n in enumerate(numbers)}
         running, rows = list(requests), {i: [] for i in requests}
         step = 0
@@ -158,14 +168,14 @@ class TestTheSameAnswerInAnyCompany:
 @needs_int4
 @needs_onednn
 def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None:
-    fast = load_fast(real_model.smollm2_gguf(), torch.bfloat16)
-    assert fast.quantization == "int4"
+    fast = load_fast(real_model.smollm2_gguf(), DTYPE)
+    assert fast.quantization == ("int4" if DTYPE == torch.bfloat16 else "none")
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 49152, (3 + 5 * (i % 9),), generator=generator).tolist() for i in range(32)]
     seen, rows = record_logits(fast), {}
     for size in (32, 8, 2, 1):
         for first in range(0, 8 if size < 32 else 32, size):
-            one = Driver(TorchRunner(fast.model, 256, 16, torch.bfloat16), 256, 16, seed=size)
+            one = Driver(TorchRunner(fast.model, 256, 16, DTYPE), 256, 16, seed=size)
             requests = [request(i, prompts[i], 3) for i in range(first, first + size)]
             for step in range(3):
                 output = one.run([one.scheduled(r, 1000) for r in requests])
@@ -176,8 +186,9 @@ def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None
 
 
 @needs_int4
+@needs_onednn
 def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
-    one = driver(load_fast(rand_q4_1, torch.bfloat16), torch.bfloat16)
+    one = driver(load_fast(rand_q4_1, DTYPE, quantization="int4"), DTYPE)
     r = request(0, PROMPTS[3], 3)
     prompt, answer = operators(one, r), operators(one, r)
     layers = 3
@@ -193,6 +204,15 @@ def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
         assert "aten::scaled_dot_product_attention" not in names
 
 
+@needs_onednn
+def test_without_four_bits_every_product_is_a_packed_one(rand: Path) -> None:
+    one = driver(load_fast(rand, DTYPE), DTYPE)
+    r = request(0, PROMPTS[3], 3)
+    for names in (operators(one, r), operators(one, r)):  # a step of the prompt, one of the answer
+        assert names["mkldnn::_linear_pointwise"] == 4 * 3 + 1
+        assert "aten::linear" not in names
+
+
 def operators(one: Driver, r: Any) -> dict[str, int]:
     """How often each operator ran in one step."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -201,6 +221,15 @@ def operators(one: Driver, r: Any) -> dict[str, int]:
 
 
 class TestQuantization:
+    @needs_int4
+    def test_float32_takes_the_blocks_only_when_asked(self, rand_q4_1: Path) -> None:
+        assert load_fast(rand_q4_1, torch.float32).model.answer_form is None
+        asked = load_fast(rand_q4_1, torch.float32, quantization="int4").model.answer_form
+        assert asked is not None
+        exact = logits_of(load(rand_q4_1, torch.float32)[0], torch.float32)
+        rounded = logits_of(load(rand_q4_1, torch.bfloat16)[0], torch.bfloat16)
+        assert (logits_of(asked, torch.float32) - exact).norm() < 1.2 * (rounded - exact).norm()
+
     def test_auto_takes_a_files_own_blocks_and_nothing_else(self, rand: Path, rand_q4_1: Path) -> None:
         assert load_fast(rand_q4_1, torch.bfloat16).quantization == ("int4" if has_int4_linear() else "none")
         assert load_fast(rand_q4_1, torch.float32).quantization == "none"
@@ -208,7 +237,7 @@ class TestQuantization:
         assert load_fast(rand, torch.bfloat16).reason == "none: the file holds no 4-bit blocks (Q4_0 or Q4_1)"
 
     @pytest.mark.parametrize(
-        ("dtype", "words"), [(torch.float32, "need bfloat16"), (torch.bfloat16, "no 4-bit blocks")]
+        ("dtype", "words"), [(torch.float16, "need bfloat16"), (torch.bfloat16, "no 4-bit blocks")]
     )
     def test_int4_that_cannot_be_is_refused_in_words(self, rand: Path, dtype: torch.dtype, words: str) -> None:
         with pytest.raises(ModelError, match=rf"--quantization int4: .*{words}.*; use --quantization none"):
