@@ -1,8 +1,8 @@
 """The same answer in any company, to the last bit: the real engine and runner over every policy, layout and budget.
 
 Each request's logits, one row a token, are held against those of the same request alone under the same settings. Under
-test are the forms in which a CPU serves: bfloat16, and 4-bit weights for answers. Where this machine lacks an operator
-the form is left out, and says so.
+test are the forms in which a CPU serves: bfloat16 or, without bfloat16 in hardware, float32; and 4-bit weights for
+answers. Where this machine lacks an operator the form is left out, and says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.loading import choose_dtype
 from engine.model.linears import has_int4_linear, has_onednn_linear
 from engine.model.loader import load_fast
 from engine.scheduling.request import Request
@@ -69,15 +70,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("bfloat16"), pytest.param("int4", marks=needs_int4)])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", pytest.param("int4", marks=needs_int4)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    if not has_onednn_linear() and not rows_are_alike():
+    dtype = torch.float32 if request.param == "float32" else torch.bfloat16
+    if dtype == torch.float32 and choose_dtype("auto", "cpu") != dtype:
+        pytest.skip("this CPU does not serve in float32 by itself")
+    if not has_onednn_linear(dtype) and not rows_are_alike():
         pytest.skip("this CPU's bfloat16 products depend on the number of rows")
     folder = tiny_models.rand(tmp_path_factory.mktemp("rand"))
     path: Path = folder
     if request.param == "int4":
         path = gguf_files.convert(folder, tmp_path_factory.mktemp("gguf") / "rand.gguf", "Q4_1")
-    fast = load_fast(path, torch.bfloat16)
+    fast = load_fast(path, dtype)
     assert (fast.model.answer_form is not None) == (request.param == "int4")
     return fast.model
 
@@ -92,7 +96,7 @@ def rows_are_alike() -> bool:
 
 def driver(model: Any, **settings: Any) -> Driver:
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_num_seqs": 4} | settings
-    runner = ListeningRunner(model, sizes["num_blocks"], sizes["block_size"], torch.bfloat16, "cpu", 260)
+    runner = ListeningRunner(model, sizes["num_blocks"], sizes["block_size"], model.embedding.dtype, "cpu", 260)
     return Driver(runner, **sizes)
 
 
