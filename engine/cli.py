@@ -211,7 +211,7 @@ def _check(options: Options) -> None:
     options.engine_settings(device, max_model_len=options.max_model_len or 1_000_000)
     if options.quantization not in ("auto", "none") and options.dtype == "float32":
         raise InvalidRequest(
-            f"--quantization {options.quantization} rounds to bfloat16; it cannot go with --dtype float32, which is exact"
+            f"--quantization {options.quantization} rounds to bfloat16; it cannot go with --dtype float32"
         )
     if options.api_key is not None and (not options.api_key.isascii() or options.api_key.split() != [options.api_key]):
         raise InvalidRequest(

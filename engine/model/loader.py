@@ -76,7 +76,7 @@ def choose_quantization(
         return False, "none: no quantization was asked for"
     obstacle = _int4_obstacle(device, dtype, weights)
     if obstacle is None and quantization == "auto" and dtype == torch.float32:
-        # Measured without bfloat16 in hardware: 4-bit products are twice as fast for one row, slower from eight rows on.
+        # Measured without bfloat16 in hardware: 4-bit products are twice as fast for one row, slower from eight on.
         return False, "none: float32 gives exact answers; --quantization int4 is faster for one or two people at a time"
     if obstacle is None:
         return True, "int4: answers are computed with the file's own 4-bit blocks, prompts with all bits"

@@ -21,10 +21,10 @@ from tests.unit.runner_driver import Driver, request
 NUM_SLOTS = 4096
 PROMPTS = [[4 + (7 * i + 3 * j) % 250 for i in range(n)] for j, n in enumerate((1, 5, 16, 33, 70, 150))]
 
-DTYPE = torch.bfloat16 if has_onednn_linear(torch.bfloat16) else torch.float32
+dtype_here = torch.bfloat16 if has_onednn_linear(torch.bfloat16) else torch.float32
 """What this CPU computes in by default."""
 
-needs_onednn = pytest.mark.skipif(not has_onednn_linear(DTYPE), reason="this torch packs no weights for this CPU")
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(dtype_here), reason="this torch packs no weights for this CPU")
 needs_int4 = pytest.mark.skipif(not has_int4_linear(), reason="this torch has no 4-bit product for this CPU")
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -119,8 +119,8 @@ class TestTheSameAnswerInAnyCompany:
     @pytest.fixture(params=["float32", "bfloat16", "int4"])
     def fast(self, request: pytest.FixtureRequest, rand: Path, rand_q4_1: Path) -> FastModel:
         is_int4 = request.param == "int4"
-        dtype = DTYPE if is_int4 else getattr(torch, request.param)
-        if dtype != DTYPE:
+        dtype = dtype_here if is_int4 else getattr(torch, request.param)
+        if dtype != dtype_here:
             pytest.skip("not what this CPU computes in by default")
         if not has_onednn_linear(dtype) or (is_int4 and not has_int4_linear()):
             pytest.skip(f"this torch has no fast {request.param} products for this CPU")
@@ -168,14 +168,14 @@ class TestTheSameAnswerInAnyCompany:
 @needs_int4
 @needs_onednn
 def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None:
-    fast = load_fast(real_model.smollm2_gguf(), DTYPE)
-    assert fast.quantization == ("int4" if DTYPE == torch.bfloat16 else "none")
+    fast = load_fast(real_model.smollm2_gguf(), dtype_here)
+    assert fast.quantization == ("int4" if dtype_here == torch.bfloat16 else "none")
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 49152, (3 + 5 * (i % 9),), generator=generator).tolist() for i in range(32)]
     seen, rows = record_logits(fast), {}
     for size in (32, 8, 2, 1):
         for first in range(0, 8 if size < 32 else 32, size):
-            one = Driver(TorchRunner(fast.model, 256, 16, DTYPE), 256, 16, seed=size)
+            one = Driver(TorchRunner(fast.model, 256, 16, dtype_here), 256, 16, seed=size)
             requests = [request(i, prompts[i], 3) for i in range(first, first + size)]
             for step in range(3):
                 output = one.run([one.scheduled(r, 1000) for r in requests])
@@ -188,7 +188,7 @@ def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None
 @needs_int4
 @needs_onednn
 def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
-    one = driver(load_fast(rand_q4_1, DTYPE, quantization="int4"), DTYPE)
+    one = driver(load_fast(rand_q4_1, dtype_here, quantization="int4"), dtype_here)
     r = request(0, PROMPTS[3], 3)
     prompt, answer = operators(one, r), operators(one, r)
     layers = 3
@@ -206,7 +206,7 @@ def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
 
 @needs_onednn
 def test_without_four_bits_every_product_is_a_packed_one(rand: Path) -> None:
-    one = driver(load_fast(rand, DTYPE), DTYPE)
+    one = driver(load_fast(rand, dtype_here), dtype_here)
     r = request(0, PROMPTS[3], 3)
     for names in (operators(one, r), operators(one, r)):  # a step of the prompt, one of the answer
         assert names["mkldnn::_linear_pointwise"] == 4 * 3 + 1
