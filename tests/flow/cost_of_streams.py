@@ -3,16 +3,19 @@
     python -m tests.flow.cost_of_streams --streams 20
 
 The readers are processes of their own: one reads all event streams, one asks for the steps as a page does. They still
-compete for the cores, so what they themselves spent is told too. Both sides are measured over the same places of the
-answers, so that contexts are equally long; rounds are interleaved.
+compete for the cores, so what they themselves spent is told too, and what the threads that serve them spent: at worst
+each millisecond of it is one that the engine waits. Both sides are measured over the same places of the answers, so
+that contexts are equally long; rounds are interleaved.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +27,7 @@ from engine.scheduling.sampling_params import SamplingParams
 from engine.serving.http_app import HttpOptions, build_http_app
 from engine.serving.service import EngineService
 from engine.settings import EngineSettings
+from engine.telemetry.record import StepRecord
 from tests.flow.cost_of_pages import Pages
 from tests.http_server import serving, wait_until
 from viz import panels
@@ -54,18 +58,33 @@ class Streams:
         self.cpu_share = cpu_s / (time.monotonic() - self._began)
 
 
-def measured(service: EngineService, num_requests: int) -> tuple[float, float]:
-    """Tokens a second, and milliseconds of the median step itself, once everybody is far enough and for so long."""
-    records = []
+def serving_cpu_s() -> float:
+    """Processor time that this process's threads have taken, the engine's and the measuring one aside."""
+    total, tick = 0, os.sysconf("SC_CLK_TCK")
+    for thread in threading.enumerate():
+        if thread.name not in ("engine", "MainThread"):
+            stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rsplit(")", 1)[1].split()
+            total += int(stat[11]) + int(stat[12])
+    return total / tick
+
+
+def measured(service: EngineService, num_requests: int) -> tuple[float, float, float]:
+    """Of the steps in which everybody is far enough: tokens a second, milliseconds of the median step itself, and
+    milliseconds a step that the serving threads took of a processor."""
+    records: list[StepRecord] = []
+    serving_s = 0.0
     while not records or min(records[-1].outputs.values()) < FIRST + NUM_STEPS:
         record = service.ring.last
         is_new = record is not None and (not records or record.step > records[-1].step)
         if record is not None and is_new and len(record.outputs) == num_requests:
             newer = service.steps(records[-1].step if records else record.step - 1).records
-            records += [r for r in newer if len(r.outputs) == num_requests and min(r.outputs.values()) >= FIRST]
+            new = [r for r in newer if len(r.outputs) == num_requests and min(r.outputs.values()) >= FIRST]
+            serving_s = serving_s or serving_cpu_s() if new else serving_s
+            records += new
         time.sleep(0.02)
     seconds = records[-1].time_s + records[-1].duration_s - records[0].time_s
-    return num_requests * len(records) / seconds, 1e3 * statistics.median(r.duration_s for r in records)
+    serving_ms = 1e3 * (serving_cpu_s() - serving_s) / len(records)
+    return num_requests * len(records) / seconds, 1e3 * statistics.median(r.duration_s for r in records), serving_ms
 
 
 def main() -> None:
@@ -104,9 +123,10 @@ def main() -> None:
     service.stop()
     print(f"{loaded.info['dtype']}, {torch.get_num_threads()} threads, {count} streams and a page")
     for name, values in (("unseen", unseen), ("watched", watched)):
-        speeds, steps = zip(*values, strict=True)
+        speeds, steps, servings = zip(*values, strict=True)
         each = ", ".join(f"{speed:.0f}" for speed in speeds)
-        print(f"{name:8} {statistics.median(speeds):7.1f} tokens/s ({each}), step {statistics.median(steps):.2f} ms")
+        print(f"{name:8} {statistics.median(speeds):7.1f} tokens/s ({each}), ", end="")
+        print(f"step {statistics.median(steps):.2f} ms, serving threads {statistics.median(servings):.2f} ms a step")
     ratios = [w[0] / a[0] for w, a in zip(watched, unseen, strict=True)]
     print(f"ratio    {statistics.median(ratios):7.3f}          ({', '.join(f'{r:.3f}' for r in ratios)})")
     print(f"the streams' readers took {statistics.median(shares):.1%} of a core")
