@@ -43,6 +43,7 @@ class _InPlaceRead:
 
     def __init__(self, kv: KVTensors, group: DecodeGroup) -> None:
         num_rows, width = group.tables.shape
+        self.kv = kv
         self.rows = slice(group.first_row, group.first_row + num_rows)
         self.num_slots = width * kv.block_size
         self.pages = kv.block_rows(group.tables).view(-1, width).int()
@@ -57,12 +58,12 @@ class VarlenRead(_InPlaceRead):
         self.first_query = torch.arange(len(self.pages) + 1, dtype=torch.int32, device=self.pages.device)
         self.first_key = torch.nn.functional.pad(self.lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See DecodeRead."""
         out: Any = varlen_attn(
             q.reshape(len(self.pages), -1, q.shape[-1]),  # (X, G, D)
-            keys.unsqueeze(2),  # (P, S, 1, D)
-            values.unsqueeze(2),
+            self.kv.keys[layer].unsqueeze(2),  # (P, S, 1, D)
+            self.kv.values[layer].unsqueeze(2),
             self.first_query,
             self.first_key,
             1,
@@ -94,10 +95,11 @@ class FlexRead(_InPlaceRead):
 
         self.is_seen, self.num_pages = is_seen, (last + 1)[:, None, None]
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See DecodeRead."""
         query = q.reshape(len(self.pages), 1, -1, q.shape[-1])  # (X, 1, G, D): the group as queries of one head
-        keys, values = (pool.view(1, 1, -1, q.shape[-1]) for pool in (keys, values))  # (1, 1, P * S, D), for all X
+        pools = (self.kv.keys[layer], self.kv.values[layer])
+        keys, values = (pool.view(1, 1, -1, q.shape[-1]) for pool in pools)  # (1, 1, P * S, D), for all X
         mask = flex.BlockMask.from_kv_blocks(
             self.num_pages,
             self.pages[:, None, None],

@@ -72,8 +72,8 @@ class DecodeRead(Protocol):
 
     rows: slice
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q (R, H, D), scaled, and one layer's pool as `KVTensors` has it -> (R, H * D)."""
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """q (R, H, D), scaled, of one layer -> (R, H * D)."""
 
 
 DecodeReader = Callable[[KVTensors, DecodeGroup], DecodeRead]
@@ -108,13 +108,12 @@ class PagedAttention:
         self.kv.write(layer, k, v, self.slot_rows)
         if self.scale != 1.0:
             q = q * self.scale
-        keys, values = self.kv.keys[layer], self.kv.values[layer]
         if len(self._decode) == 1 and not self._chunks:
-            return self._decode[0](q, keys, values)
+            return self._decode[0](layer, q)
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])  # (N, H * D)
         reads: list[DecodeRead | _TileRead | _ChunkRead] = [*self._decode, *self._chunks]
         for read in reads:
-            out[read.rows] = read(q[read.rows], keys, values)
+            out[read.rows] = read(layer, q[read.rows])
         return out
 
 
@@ -125,21 +124,22 @@ class GatherRead:
         num_rows, width = group.tables.shape
         self.rows = slice(group.first_row, group.first_row + num_rows)
         self.num_slots = width * kv.block_size
-        self.ids = kv.block_rows(group.tables)  # (R * Hkv * B,)
+        self.kv, self.ids = kv, kv.rows_of_both(kv.block_rows(group.tables))  # (2 * R * Hkv * B,)
         slots = torch.arange(self.num_slots, device=group.tables.device)
         hidden = slots >= group.lengths[:, None]  # (R, T)
         mask = _minus_infinity(hidden, kv.storage.dtype)
         self.mask = mask.repeat_interleave(kv.num_kv_heads, 0)[:, None]  # (R * Hkv, 1, T)
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See DecodeRead."""
         num_rows, num_heads, head_dim = q.shape
-        k = keys.index_select(0, self.ids).view(-1, self.num_slots, head_dim)  # (R * Hkv, T, D)
-        v = values.index_select(0, self.ids).view(-1, self.num_slots, head_dim)
+        k, v = self.kv.gather(layer, self.ids, self.num_slots)  # (R * Hkv, T, D)
         query = q.reshape(k.shape[0], -1, head_dim)  # (R * Hkv, G, D)
         scores = torch.bmm(_with_min_rows(query), k.transpose(1, 2))  # (R * Hkv, G, T)
         out = _weighted_sum(torch.softmax(scores.add_(self.mask), dim=-1), v)
-        return out[:, : query.shape[1]].reshape(num_rows, num_heads * head_dim)
+        if out.shape[1] > query.shape[1]:
+            out = out[:, : query.shape[1]]
+        return out.reshape(num_rows, num_heads * head_dim)
 
 
 class _TileRead:
@@ -148,15 +148,14 @@ class _TileRead:
     def __init__(self, kv: KVTensors, rows: slice, table: Tensor, first_position: int, positions: Tensor) -> None:
         self.rows = rows
         self.num_kv_heads, self.num_slots = kv.num_kv_heads, len(table) * kv.block_size
-        self.ids = kv.block_rows(table[None])  # (Hkv * B,)
+        self.kv, self.ids = kv, kv.rows_of_both(kv.block_rows(table[None]))  # (2 * Hkv * B,)
         self.first_masked = min(first_position, self.num_slots - 1)
         slots = torch.arange(self.first_masked, self.num_slots, device=table.device)
         self.mask = _minus_infinity(slots > positions[:, None], kv.storage.dtype)  # (M, T - first_masked)
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
         num_queries, num_heads, head_dim = q.shape
-        k = keys.index_select(0, self.ids).view(-1, self.num_slots, head_dim)  # (Hkv, T, D)
-        v = values.index_select(0, self.ids).view(-1, self.num_slots, head_dim)
+        k, v = self.kv.gather(layer, self.ids, self.num_slots)  # (Hkv, T, D)
         query = q.view(num_queries, self.num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # (Hkv, G, M, D)
         query = query.reshape(self.num_kv_heads, -1, head_dim)  # (Hkv, G * M, D)
         num_products = query.shape[1]
@@ -190,14 +189,11 @@ class _ChunkRead:
         self.rows = slice(chunk.first_row, chunk.first_row + chunk.num_tokens + chunk.num_padding)
         self.num_tokens, self.length = chunk.num_tokens, max(1, chunk.start + chunk.num_tokens)
         self.num_slots = len(chunk.table) * kv.block_size
-        self.ids = kv.block_rows(chunk.table[None])  # (Hkv * B,)
+        self.kv, self.ids = kv, kv.rows_of_both(kv.block_rows(chunk.table[None]))  # (2 * Hkv * B,)
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        num_queries, num_heads, head_dim = q.shape
-        k, v = (
-            rows.index_select(0, self.ids).view(-1, self.num_slots, head_dim)[:, : self.length]  # (Hkv, T, D)
-            for rows in (keys, values)
-        )
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        num_queries, num_heads, _ = q.shape
+        k, v = (x[:, : self.length] for x in self.kv.gather(layer, self.ids, self.num_slots))  # (Hkv, T, D)
         group_size = num_heads // k.shape[0]
         k, v = k.repeat_interleave(group_size, 0)[None], v.repeat_interleave(group_size, 0)[None]  # (1, H, T, D)
         query = q.transpose(0, 1)[None]  # (1, H, M, D)

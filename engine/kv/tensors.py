@@ -46,6 +46,7 @@ class KVTensors:
         self._by_block = self.storage.view(num_layers, 2, num_blocks + 2, num_kv_heads, block_size, head_dim)
         self.keys = [self.storage[layer, 0] for layer in range(num_layers)]
         self.values = [self.storage[layer, 1] for layer in range(num_layers)]
+        self._keys_and_values = [self.storage[layer].view(-1, block_size, head_dim) for layer in range(num_layers)]
         self._key_slots = [keys.view(-1, head_dim) for keys in self.keys]  # a row for each (block, head, slot)
         self._value_slots = [values.view(-1, head_dim) for values in self.values]
         self.head_ids = torch.arange(num_kv_heads, device=self.storage.device)  # (H,)
@@ -93,6 +94,16 @@ class KVTensors:
     def block_rows(self, tables: Tensor) -> Tensor:
         """Block tables (R, B) -> rows of `keys` and `values`, head after head of each table: (R * H * B,)."""
         return (tables[:, None, :] * self.num_kv_heads + self.head_ids[:, None]).reshape(-1)
+
+    def rows_of_both(self, block_rows: Tensor) -> Tensor:
+        """Rows of `keys` (X,), which are rows of `values` too -> what `gather` takes for them: (2 * X,)."""
+        return torch.cat((block_rows, block_rows + (self.num_blocks + 2) * self.num_kv_heads))
+
+    def gather(self, layer: int, rows_of_both: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of whole tables, by one operator: each (tables * H, num_slots, D)."""
+        gathered = self._keys_and_values[layer].index_select(0, rows_of_both)
+        keys, values = gathered.view(2, -1, num_slots, self.head_dim).unbind()
+        return keys, values
 
     def write(self, layer: int, k: Tensor, v: Tensor, slot_rows: Tensor) -> None:
         """Store keys and values of N tokens, each `(N, H, D)`, at the rows from `slot_rows`."""

@@ -97,23 +97,27 @@ class Int4Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        rounded = x.to(torch.bfloat16)
-        out = torch._weight_int4pack_mm_for_cpu(rounded, self._packed, INT4_GROUP, self._scales_and_zeros).to(x.dtype)
+        if x.dtype != torch.bfloat16:
+            return self.product(x.to(torch.bfloat16)).to(x.dtype)
+        return self.product(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (M, K) in bfloat16 -> (M, N) in bfloat16."""
+        out = torch._weight_int4pack_mm_for_cpu(x, self._packed, INT4_GROUP, self._scales_and_zeros)
         return out if self.bias is None else out.add_(self.bias)
 
 
 class GatedLinear:
     """SwiGLU's first half, silu(x @ gate.T) * (x @ up.T), from one product with both matrices one below the other."""
 
-    def __init__(self, gate_up: Linear, width: int) -> None:
-        """`width` is that of the gate: the first half of what `gate_up` answers."""
-        self._gate_up, self._width = gate_up, width
+    def __init__(self, gate_up: Linear) -> None:
+        self._gate_up = gate_up
         self.nbytes = gate_up.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (M, K) -> (M, width)."""
-        both = self._gate_up(x)  # (M, 2 * width)
-        return F.silu(both[:, : self._width]).mul_(both[:, self._width :])
+        """x (M, K) -> (M, width), half as wide as the product."""
+        gate, up = self._gate_up(x).chunk(2, dim=-1)  # (M, width) each
+        return F.silu(gate).mul_(up)
 
 
 class OneDNNGatedLinear:

@@ -152,7 +152,7 @@ class _Assembly:
         return FastLayer(
             qkv=self._int4([attention + f"{x}_proj" for x in "qkv"], scales) or layer.qkv,
             o=self._int4([attention + "o_proj"]) or layer.o,
-            gated=GatedLinear(gate_up, self.config.intermediate_size) if gate_up else layer.gated,
+            gated=GatedLinear(gate_up) if gate_up else layer.gated,
             down=self._int4([mlp + "down_proj"]) or layer.down,
             **self._gains(prefix, only_prompts=False),
         )
@@ -166,7 +166,7 @@ class _Assembly:
         gate, up = self._matrix(prefix + "mlp.gate_proj", has_bias), self._matrix(prefix + "mlp.up_proj", has_bias)
         if only_prompts and self.is_onednn:
             return OneDNNGatedLinear(OneDNNLinear(*gate), OneDNNLinear(*up))
-        return GatedLinear(self.linear(*_stacked([gate, up])), self.config.intermediate_size)
+        return GatedLinear(self.linear(*_stacked([gate, up])))
 
     def _gains(self, prefix: str, only_prompts: bool) -> dict[str, Tensor]:
         gains = {
