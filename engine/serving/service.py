@@ -31,7 +31,7 @@ from engine.serving.stream import RequestStream
 from engine.settings import CHANGEABLE, EngineSettings
 from engine.telemetry.journal import Journal
 from engine.telemetry.record import StepRecord, Wait
-from engine.telemetry.ring import RecordRing, Steps
+from engine.telemetry.ring import BlockMap, RecordRing, Steps
 from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class EngineService:
 
     def _set_up(self, settings: EngineSettings) -> None:
         self.engine = Engine(self._runner, settings, self.clock, self._check_invariants)
-        self.ring = RecordRing(secrets.token_hex(8))
+        self.ring = RecordRing(secrets.token_hex(8), base=BlockMap(prefix_caching=settings.prefix_caching))
         self._snapshot = snapshot(self.engine, None)
 
     # -- life --------------------------------------------------------------------------------------------------

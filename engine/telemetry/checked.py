@@ -77,6 +77,13 @@ def plain(value: Any) -> str | int | float | bool | None:
     return number(value)
 
 
+def yes_or_no(value: Any) -> bool | None:
+    """True, false, or null for what is not known."""
+    if value is not None and not isinstance(value, bool):
+        raise TraceError(f"expected true or false, got {_short(value)}")
+    return value
+
+
 def plains(value: Any) -> dict[str, Any]:
     """Names with plain values."""
     items = mapping(value)

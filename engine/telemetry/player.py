@@ -44,7 +44,7 @@ class TracePlayer:
         header, capacity = self.trace.header, max(1, len(self.trace.steps))
         self.num_rounds += 1
         epoch = header.epoch if self.num_rounds == 1 else f"{header.epoch}-{self.num_rounds}"
-        self.ring = RecordRing(epoch, capacity, self.trace.base)
+        self.ring = RecordRing(epoch, capacity, self.trace.first_map())
         self.journal = Journal(header.start_s, header.settings, capacity)
         self.settings = dict(header.settings)
         """As they are after the newest step shown."""

@@ -19,7 +19,8 @@ class BlockMap:
 
     `tables`: request id → its block table. `computed`: request id → tokens stored. `cached`: block id → head of its
     prefix digest. `num_blocks` and `block_size` are the pool's. `requests`: what the `arrived` event told of each
-    request that has not finished, and its answer's length so far.
+    request that has not finished, and its answer's length so far. `prefix_caching`: whether equal beginnings are shared
+    (None: not known), because a record tells it only when it changes.
     """
 
     step: int = 0
@@ -29,6 +30,7 @@ class BlockMap:
     computed: dict[int, int] = field(default_factory=dict)
     cached: dict[int, str] = field(default_factory=dict)
     requests: dict[int, dict[str, Any]] = field(default_factory=dict)
+    prefix_caching: bool | None = None
 
     def apply(self, record: StepRecord) -> None:
         """Move the map from just before `record` to just after it."""
@@ -40,6 +42,8 @@ class BlockMap:
         for event in record.events:
             if event.kind is EventKind.ARRIVED and event.request_id is not None:
                 self.requests[event.request_id] = dict(event.details) | {"num_output_tokens": 0}
+            elif event.kind in (EventKind.SETTINGS, EventKind.DRAINING):
+                self.prefix_caching = event.details.get("prefix_caching", self.prefix_caching)
         for request_id, length in record.outputs.items():
             if request_id in self.requests:
                 self.requests[request_id]["num_output_tokens"] = length
@@ -69,6 +73,7 @@ class BlockMap:
             dict(self.computed),
             dict(self.cached),
             {rid: dict(request) for rid, request in self.requests.items()},
+            self.prefix_caching,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +86,7 @@ class BlockMap:
             "computed": self.computed,
             "cached": sorted(self.cached.items()),
             "requests": self.requests,
+            "prefix_caching": self.prefix_caching,
         }
 
 

@@ -142,6 +142,15 @@ class Trace:
         """The step records."""
         return tuple(step.record for step in self.steps)
 
+    def first_map(self) -> BlockMap:
+        """The block map just before the first step; an empty pool where the trace begins with the engine."""
+        if self.base is not None or not self.steps:
+            return self.base or BlockMap()
+        first = self.steps[0].record
+        shares = self.header.settings.get("prefix_caching")
+        known = shares if isinstance(shares, bool) else None
+        return BlockMap(first.step - 1, first.num_blocks, first.block_size, prefix_caching=known)
+
 
 def load(path: Path, max_steps: int = MAX_STEPS_IN_MEMORY, max_bytes: int = MAX_FILE_BYTES) -> Trace:
     """Read a whole trace. Raises TraceError, also when it has more steps or, unpacked, more bytes than that."""

@@ -226,6 +226,7 @@ _BASE: dict[str, checked.Reader[Any]] = {
     "computed": by_id(whole),
     "cached": _cached,
     "requests": by_id(plains),
+    "prefix_caching": checked.yes_or_no,
 }
 _CHANGES: dict[str, checked.Reader[Any]] = {
     "block_tables": by_id(pair(whole, wholes)),

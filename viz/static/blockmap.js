@@ -12,6 +12,7 @@ export class BlockMap {
     this.computed = new Map(); // id → tokens stored
     this.outputs = new Map(); // id → length of the answer
     this.cached = new Map(); // block → head of its prefix digest
+    this.sharing = null; // whether equal beginnings are shared; null is not known
     this.resize(0, 1);
   }
 
@@ -19,6 +20,7 @@ export class BlockMap {
     const map = new BlockMap();
     map.resize(base.num_blocks, base.block_size);
     map.step = base.step;
+    map.sharing = base.prefix_caching ?? null;
     for (const [id, ids] of Object.entries(base.block_tables)) map.setTable(Number(id), 0, ids);
     for (const [id, n] of Object.entries(base.computed)) map.computed.set(Number(id), n);
     for (const [block, head] of base.cached) map.cached.set(block, head);
@@ -46,6 +48,7 @@ export class BlockMap {
     const copy = new BlockMap();
     copy.step = this.step;
     copy.blockSize = this.blockSize;
+    copy.sharing = this.sharing;
     for (const [id, table] of this.tables) copy.tables.set(id, table.slice());
     copy.computed = new Map(this.computed);
     copy.outputs = new Map(this.outputs);
@@ -96,6 +99,7 @@ export class BlockMap {
     this.step = frame.step;
     for (const event of frame.events) {
       if (event.type === "arrived") this.outputs.set(event.request_id, 0);
+      if (event.type === "settings" || event.type === "draining") this.sharing = event.prefix_caching ?? this.sharing;
     }
     for (const [id, n] of frame.outputs) {
       if (this.outputs.has(id)) this.outputs.set(id, n);

@@ -1,5 +1,5 @@
-// Panels in one element, kept up to date: canvases with every answer of the feed, charts once a second, and nothing at
-// all for what cannot be seen.
+// Panels in one element, kept up to date: canvases with every answer of the feed, charts once a second. Of what is out of
+// sight no picture is drawn, only its words are kept true, once a second.
 
 import { el, tooltip } from "./dom.js";
 import { readTheme } from "./theme.js";
@@ -9,12 +9,14 @@ const GLOW_MS = 120;
 
 /** `fast` panels draw with every news, `slow` ones (charts) once a second; `views` are what they look at. */
 export class Board {
-  constructor(element, { views, top, fast, slow, name, children, look = "" }) {
-    Object.assign(this, { element, views, top, fast, slow });
+  constructor(element, { views, top, fast, slow, name, children, look = "", arrange = null }) {
+    Object.assign(this, { element, views, top, fast, slow, arrange });
     [this.view] = views;
     this.root = el("div", { class: `ep-dashboard ${look}`, role: "region", "aria-label": name, onkeydown: (event) => this.key(event) });
     this.root.append(...(children ?? [...fast, ...slow].map((panel) => panel.root)));
     element.replaceChildren(this.root);
+    this.root.addEventListener("ep-unfold", () => this.soon(true));
+    this.arrange?.(this.root.clientWidth);
     this.listen();
     this.readTheme();
     this.draw();
@@ -36,6 +38,7 @@ export class Board {
     this.size = new ResizeObserver(() => {
       if (this.root.clientWidth === width) return; // heights change by drawing: that would never end
       width = this.root.clientWidth;
+      this.arrange?.(width);
       this.soon(true);
     });
     this.size.observe(this.root);
@@ -70,14 +73,16 @@ export class Board {
   draw() {
     if (!this.element.isConnected) return this.end();
     if (this.root.offsetParent === null) return;
-    for (const panel of this.fast) if (panel === this.top || this.isSeen(panel)) panel.draw();
-    if (this.wantsCharts) this.drawCharts();
+    for (const panel of this.fast) if (!panel.panel || this.isSeen(panel)) panel.draw();
+    if (this.wantsCharts || !this.hasSpoken) this.drawCharts();
     this.keepGlowing();
   }
 
   drawCharts() {
     this.wantsCharts = false;
     for (const chart of this.slow) if (this.isSeen(chart)) chart.draw();
+    for (const panel of [...this.fast, ...this.slow]) if (panel.panel && !this.isSeen(panel)) panel.say();
+    this.hasSpoken = Boolean(this.view.frame);
   }
 
   tick() {

@@ -15,17 +15,25 @@ import { Strip } from "./panels/strip.js";
 import { Tiles } from "./panels/tiles.js";
 import { TtftCurves } from "./panels/ttftcurves.js";
 import { Why } from "./panels/why.js";
+import { JumpBar } from "./jumpbar.js";
 import { TopBar } from "./topbar.js";
 import { View } from "./view.js";
+
+const NARROW = 600; // px: below this the reasons stand before the strip, and pictures of what follows are folded
 
 /** All panels of one source. */
 export function boardOf(element, source, words, cursor) {
   const view = new View(source, cursor, words);
   const range = new TimeRange([view]);
   const top = new TopBar(view);
-  const fast = [top, new Tiles(view), new Requests(view), new Strip(view), new Why(view), new Grid(view), new BlockTable(view)];
+  const [strip, why, grid, table] = [new Strip(view), new Why(view), new Grid(view), new BlockTable(view)];
+  const fast = [top, new Tiles(view), new Requests(view), strip, why, grid, table];
   const slow = [new Memory(view, range), new Latency(view, range), new Gantt(view, range), new FirstToken(view, range), new Anatomy(view, range)];
-  return new Board(element, { views: [view], top, fast, slow, name: "Live view of the engine" });
+  for (const { panel } of [table, ...slow]) panel.foldWhereNarrow();
+  const arrange = (width) => (width < NARROW ? strip.root.before(why.root) : strip.root.after(why.root));
+  const board = new Board(element, { views: [view], top, fast, slow, name: "Live view of the engine", arrange });
+  if (!source.isRun) element.append(new JumpBar(view, { top, why, strip, grid, gantt: slow[2] }).root);
+  return board;
 }
 
 /** The step with the most blocks owned: a good moment to look at first. */

@@ -29,13 +29,14 @@ let numPanels = 0;
 export class Panel {
   constructor(name, title, question) {
     const id = `ep-${name}-${++numPanels}`;
-    this.heading = el("h3", { id }, title);
+    this.heading = el("h2", { id }, title);
     this.headline = el("p", { class: "ep-headline" }, "Appears with the first step.");
     this.body = el("div", { class: "ep-body" });
     this.tableBox = el("div", { class: "ep-table-box", id: `${id}-table`, hidden: true, tabindex: "0", role: "region", "aria-label": `${title} as a table` });
     this.button = el("button", { type: "button", class: "ep-link", "aria-expanded": "false", "aria-controls": `${id}-table`, onclick: () => this.toggle() }, "Table");
+    this.fold = el("button", { type: "button", class: "ep-link ep-fold", "aria-expanded": "false", onclick: () => this.unfold() }, "Picture");
     this.question = el("span", { class: "ep-question" }, question);
-    const head = el("div", { class: "ep-panel-head" }, this.heading, this.question, this.button);
+    const head = el("div", { class: "ep-panel-head" }, this.heading, this.question, this.fold, this.button);
     this.root = el("section", { class: `ep-panel ep-${name}`, "aria-labelledby": id }, head, this.headline, this.body, this.tableBox);
     this.getTable = null; // () → {head: [...], rows: [[...]]}
   }
@@ -45,6 +46,17 @@ export class Panel {
     this.question.className = "ep-run";
     this.question.textContent = title;
     this.button.setAttribute("aria-label", `Table of ${title}`);
+  }
+
+  /** On a narrow screen only the words of this panel stand there until its picture is asked for. */
+  foldWhereNarrow() {
+    this.root.classList.add("ep-folds", "ep-folded");
+  }
+
+  unfold() {
+    const isFolded = this.root.classList.toggle("ep-folded");
+    this.fold.setAttribute("aria-expanded", String(!isFolded));
+    this.root.dispatchEvent(new Event("ep-unfold", { bubbles: true }));
   }
 
   toggle() {

@@ -1,10 +1,11 @@
 // Colours and patterns. A request keeps one colour everywhere; it is never the only sign: its letter stands beside it,
-// and every seventh request repeats the colour with another pattern. Hues after Okabe & Ito (safe for colour-blind eyes).
+// and after eight requests the colours come round again with another pattern. The hues were searched for, not picked: any
+// two differ also for eyes without red, green or blue cones, and each stands out from the card behind it (a test computes it).
 
 import { TIMES } from "./wire.js";
 
-const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#c9588f", "#e69f00", "#4ba3dc", "#9a8700"];
-const DARK = ["#4ba3e3", "#f0803c", "#2fc196", "#e38bb8", "#f0b429", "#8fd0f7", "#e5d64a"];
+export const LIGHT = ["#1d72af", "#fc5d6f", "#08a68f", "#b63c78", "#af7708", "#948cd6", "#59640a", "#5a2787"];
+export const DARK = ["#687cbd", "#f98326", "#13aa86", "#e091cd", "#f8ca22", "#93dcfd", "#a07503", "#9c4ff3"];
 const PATTERNS = ["plain", "stripes", "dots"];
 
 export function isDark() {
@@ -20,11 +21,12 @@ export function requestPattern(id) {
   return PATTERNS[Math.floor(Math.max(0, id - 1) / LIGHT.length) % PATTERNS.length];
 }
 
-/** Black or white, whichever reads better on `color` (#rrggbb). */
+/** Black or white, whichever stands out more from `color` (#rrggbb); 4.5 to 1 at least, whatever the colour. */
 export function inkOn(color) {
   const [r, g, b] = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16) / 255);
   const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) > 0.3 ? "#10141a" : "#ffffff";
+  const light = 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
+  return light / 0.05 > 1.05 / light ? "#000000" : "#ffffff";
 }
 
 export function withAlpha(color, alpha) {

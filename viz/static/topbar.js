@@ -56,9 +56,9 @@ export class TopBar {
   }
 
   whatWords(frame) {
-    const { words, history } = this.view;
+    const { words, map } = this.view;
     const name = (group, key) => (words[group][key] ?? [key])[0];
-    const sharing = frame.layout === "contiguous" ? "no sharing" : history.state.prefix_caching === false ? "sharing off" : history.state.prefix_caching ? "sharing on" : null;
+    const sharing = frame.layout === "contiguous" ? "no sharing" : map.sharing === null ? null : map.sharing ? "sharing on" : "sharing off";
     return [this.view.source.title, name("policy", frame.policy), name("layout", frame.layout), sharing, `${number(frame.numBlocks)} blocks × ${number(frame.blockSize)} tokens`].filter(Boolean).join(" · ");
   }
 }

@@ -25,8 +25,8 @@ export class Anatomy {
   }
 
   draw() {
-    const { frame, theme, history } = this.view;
-    if (!frame) return null;
+    const { theme, history } = this.view;
+    if (!this.view.frame) return null;
     const [from, to] = this.range.now();
     const frames = thinned(between(history, from, to), from, to, 240);
     const traces = ORDER.map((name) => ({
@@ -35,11 +35,13 @@ export class Anatomy {
       ...(SHAPES[name] && { fillpattern: { shape: SHAPES[name], size: 5, solidity: 0.3, fgcolor: theme.card, fillmode: "overlay" } }),
       hovertemplate: "%{y:.2f} ms",
     }));
-    this.describe(frame);
+    this.say();
     return this.chart.react(traces, { yaxis: { ticksuffix: " ms", rangemode: "tozero" } });
   }
 
-  describe(frame) {
+  say() {
+    const { frame } = this.view;
+    if (!frame) return;
     const sum = frame.times.reduce((a, b) => a + b, 0);
     const forward = frame.times[TIMES.indexOf("forward")] ?? 0;
     const parts = TIMES.map((name, i) => `${NAMES[name]} ${seconds(frame.times[i] ?? 0)}`).join(", ");

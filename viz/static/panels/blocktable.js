@@ -37,7 +37,7 @@ export class BlockTable {
     this.geometry = { width, table, cell: Math.min(34, Math.max(2, (width - 2) / Math.max(1, table.length))), id };
     this.drawPool(ctx, map, theme, width, id);
     if (table.length) this.drawTable(ctx, map, theme, id, table);
-    this.describe(id, table, map);
+    this.say();
   }
 
   drawPool(ctx, map, theme, width, id) {
@@ -103,7 +103,11 @@ export class BlockTable {
     ctx.fill();
   }
 
-  describe(id, table, map) {
+  say() {
+    const { frame, map } = this.view;
+    if (!frame) return;
+    const { id } = this;
+    const table = (id !== null && map.tables.get(id)) || [];
     let text = "Nobody owns a block now.";
     if (id !== null && !table.length) text = `${label(id)} owns no block in this step.`;
     if (table.length) {

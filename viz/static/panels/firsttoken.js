@@ -30,7 +30,7 @@ export class FirstToken {
     if (!this.view.frame) return null;
     const { theme } = this.view;
     const all = firstTokens(this.view, this.range);
-    this.describe(all);
+    this.say(all);
     const lives = all.slice(-MOST);
     const names = lives.map((life) => label(life.id));
     const parts = lives.map(ttftParts);
@@ -46,7 +46,8 @@ export class FirstToken {
     return this.chart.react(traces, { barmode: "stack", bargap: 0.35, xaxis: { type: "category" }, yaxis: { ticksuffix: " s", rangemode: "tozero" } });
   }
 
-  describe(lives) {
+  say(lives = firstTokens(this.view, this.range)) {
+    if (!this.view.frame) return;
     const sum = { waiting: 0, prefill: 0, other: 0 };
     for (const life of lives) for (const [key, s] of Object.entries(ttftParts(life))) sum[key] += s;
     const total = sum.waiting + sum.prefill + sum.other;

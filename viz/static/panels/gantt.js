@@ -53,7 +53,7 @@ export class Gantt {
     const [from, to] = this.range.now();
     const letters = lives.map((life) => label(life.id));
     this.chart.height = 44 + Math.max(6, lives.length) * 17;
-    setText(this.panel.headline, this.words(lives));
+    this.say(lives);
     const traces = Object.entries(KINDS).map(([kind, look]) => this.bars(kind, look, lives, from, to)).filter((t, i) => t.x.length || i < 3);
     return this.chart.react([...traces, ...this.ends(lives)], {
       barmode: "overlay",
@@ -99,6 +99,10 @@ export class Gantt {
       mark("ended", "line-ns-open", theme.text, ended.map((l) => l.lastTokenAt ?? l.finished.t), ended.map((l) => label(l.id)), 9),
       mark("thrown out", "x", theme.bad, out.map(([, e]) => e.t), out.map(([l]) => label(l.id)), 9),
     ].filter((trace) => trace.x.length);
+  }
+
+  say(lives = this.lives()) {
+    if (this.view.frame) setText(this.panel.headline, this.words(lives));
   }
 
   words(lives) {

@@ -73,7 +73,8 @@ export class Grid {
       else this.drawMany(ctx, map, lay.first + cell * lay.each, lay, x, y);
     }
     this.drawGlow(ctx, now);
-    this.describe(frame, map);
+    this.sayWhere();
+    this.say();
   }
 
   noteChanges(frame, map, now) {
@@ -193,7 +194,9 @@ export class Grid {
     }
   }
 
-  describe(frame, map) {
+  say() {
+    const { frame, map } = this.view;
+    if (!frame) return;
     const { active, stored, free, cached } = frame.memory;
     const slots = active * frame.blockSize;
     const unused = slots - stored;
@@ -203,6 +206,10 @@ export class Grid {
       : `All ${count(map.numBlocks, "block")} of ${count(map.blockSize, "token")} are unowned${cached ? `; ${number(cached)} are cached` : ""}.`;
     setText(this.panel.headline, text);
     this.canvas.setAttribute("aria-label", `Grid of ${map.numBlocks} KV blocks at step ${frame.step}. ${text}`);
+  }
+
+  /** Which part of the pool is in sight. */
+  sayWhere() {
     this.out.hidden = !this.window;
     const { first, length, each } = this.lay;
     setText(this.out, this.window ? `blocks ${number(first)}–${number(first + length - 1)}: show all` : "");

@@ -34,7 +34,7 @@ export class Latency {
     const frames = between(this.view.history, from, to);
     const lives = firstTokens(this.view, this.range);
     const gaps = gapsOverTime(frames, from, to);
-    this.describe(lives, frames.flatMap((f) => f.gaps));
+    this.describe(lives, frames);
     const traces = [this.points("TTFT", lives, (l) => l.ttft, "circle", theme), this.points("queue time", lives, (l) => l.queue, "circle-open", theme), ...this.gapLines(gaps, theme)];
     return this.chart.react(traces, {
       yaxis: { type: "log", title: { text: "seconds", font: { size: 11 } }, dtick: 1, exponentformat: "SI" },
@@ -64,7 +64,12 @@ export class Latency {
     return [line("ITL median", "p50", "solid", theme.accent), line("ITL p95", "p95", "dot", theme.bad)];
   }
 
-  describe(lives, gaps) {
+  say() {
+    if (this.view.frame) this.describe(firstTokens(this.view, this.range), between(this.view.history, ...this.range.now()));
+  }
+
+  describe(lives, frames) {
+    const gaps = frames.flatMap((f) => f.gaps);
     const rows = [
       ["TTFT", lives.map((l) => [l.ttft, 1])],
       ["queue", lives.filter((l) => l.queue !== null).map((l) => [l.queue, 1])],

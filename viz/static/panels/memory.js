@@ -78,7 +78,7 @@ export class Memory {
   draw() {
     const { frame } = this.view;
     if (!frame) return null;
-    this.describe(frame);
+    this.say();
     return this.chart.react(this.traces(), {
       yaxis: { title: { text: "tokens", font: { size: 11 } }, range: [0, this.top(frame)], tickformat: "~s" },
       yaxis2: this.chart.axis({ overlaying: "y", side: "right", range: [0, 1], tickformat: ".0%", showgrid: false, tickmode: "array", tickvals: [0, 0.25, 0.5, 0.75, 1] }),
@@ -95,7 +95,9 @@ export class Memory {
     return (frame.numBlocks * frame.blockSize) / share;
   }
 
-  describe(frame) {
+  say() {
+    const { frame } = this.view;
+    if (!frame) return;
     const places = frame.numBlocks * frame.blockSize;
     const reserved = frame.memory.active * frame.blockSize - frame.memory.stored;
     const owned = frame.memory.active * frame.blockSize;

@@ -94,7 +94,7 @@ export class Strip {
     ids.forEach((id, row) => this.drawRow(ctx, id, row, frame, history));
     if (hidden) this.text(ctx, `… and ${number(hidden)} more`, 2, (ids.length + 0.5) * this.rowHeight, this.view.theme.dim);
     this.drawBars(ctx, width, frame);
-    this.describe(frame);
+    this.say();
   }
 
   /** Rows to make room for: grows at once, shrinks when they have not been needed for a while. */
@@ -216,7 +216,9 @@ export class Strip {
     ctx.textAlign = "left";
   }
 
-  describe(frame) {
+  say() {
+    const { frame } = this.view;
+    if (!frame) return;
     const rows = rowsOf(frame);
     const parts = [
       rows.prefill && `${number(rows.prefill)} of prompts (${count(frame.activePrefill.length, "request")})`,
@@ -226,7 +228,7 @@ export class Strip {
     ].filter(Boolean);
     const text = `Step ${number(frame.step)} computed ${number(total(rows))} of at most ${number(frame.budget)} tokens in ${seconds(frame.duration)}${parts.length ? `: ${parts.join(", ")}` : ""}.`;
     setText(this.panel.headline, text);
-    this.canvas.setAttribute("aria-label", `Batch strip, steps ${this.first} to ${this.last}. ${text}`);
+    this.canvas.setAttribute("aria-label", `Batch strip${this.ids ? `, steps ${this.first} to ${this.last}` : ""}. ${text}`);
   }
 
   /** What lies under the pointer: the step and the request (null below the rows). */

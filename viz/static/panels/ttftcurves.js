@@ -37,11 +37,11 @@ export class TtftCurves {
         line: { shape: "hv", dash, width: 2, color: this.view.theme[color] }, hovertemplate: "%{y:.0%} within %{x:.3s}s",
       };
     });
-    this.describe();
+    this.say();
     return this.chart.react(traces, { hovermode: "closest", xaxis: { ticksuffix: " s", rangemode: "tozero" }, yaxis: { range: [0, 1.02], tickformat: ".0%" } });
   }
 
-  describe() {
+  say() {
     const words = this.views.map((view) => {
       const times = this.times(view);
       if (!times.length) return `${view.source.title}: no first token`;

@@ -20,6 +20,10 @@ export class Why {
     this.shown = "";
   }
 
+  say() {
+    this.draw();
+  }
+
   draw() {
     const { frame, cursor, history } = this.view;
     if (!frame) return;
