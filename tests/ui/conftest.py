@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.ui.stage import open_tab, served, stage
+
+__all__ = ["browser", "open_tab", "served", "stage"]
+
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 
 

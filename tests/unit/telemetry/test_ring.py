@@ -162,3 +162,13 @@ def test_a_copy_is_independent_and_json() -> None:
     copy.requests[1]["max_tokens"] = 0
     assert (block_map.tables, block_map.requests) == ({1: [3]}, {1: {"max_tokens": 3}})
     assert json.loads(json.dumps(block_map.to_dict()))["block_tables"] == {"1": [3]}
+
+
+def test_whether_prefixes_are_shared_is_known_from_the_start_and_from_what_changes_it() -> None:
+    block_map = BlockMap(prefix_caching=True)
+    block_map.apply(record(1))
+    assert block_map.copy().prefix_caching is True
+    block_map.apply(record(2, events=(Event(EventKind.DRAINING, None, {"prefix_caching": False}),)))
+    assert block_map.to_dict()["prefix_caching"] is False
+    block_map.apply(record(3, events=(Event(EventKind.SETTINGS, None, {"prefix_caching": True}),)))
+    assert block_map.prefix_caching is True
