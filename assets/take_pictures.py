@@ -42,6 +42,19 @@ def eight_at_once(page: Any, path: Path) -> None:
     page.wait_for_function("document.querySelectorAll('.pg-card .pg-metrics').length === 8")
 
 
+def on_a_phone(page: Any, path: Path) -> None:
+    """The panels on a narrow screen: one request picked, its reasons before the strip, the jump bar at the foot."""
+    page.click("#send-all")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.pg-card .pg-text')].filter((n) => n.innerText.length > 60).length >= 5"
+    )
+    page.locator(".pg-card .pg-chip >> nth=2").click()
+    page.locator(".ep-jump").get_by_role("button", name="Now").click()
+    page.wait_for_timeout(600)
+    page.screenshot(path=path)
+    page.wait_for_function("document.querySelectorAll('.pg-card .pg-metrics').length === 8")
+
+
 def contiguous_memory(page: Any, path: Path) -> None:
     """Reservations that nobody uses yet, one request picked."""
     choose(page, "layout", "contiguous")
@@ -82,7 +95,7 @@ def main() -> None:
             ("playground-dark", 1440, 1250, "dark", eight_at_once),
             ("contiguous", 1440, 1250, "light", contiguous_memory),
             ("compare", 1440, 1350, "light", comparison),
-            ("playground-390", 390, 1300, "light", eight_at_once),
+            ("playground-390", 390, 1300, "light", on_a_phone),
         ):
             page = open_page(browser, options.url, width, height, theme)
             take(page, options.out / f"{name}.png")

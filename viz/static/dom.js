@@ -35,7 +35,7 @@ export class Panel {
     this.tableBox = el("div", { class: "ep-table-box", id: `${id}-table`, hidden: true, tabindex: "0", role: "region", "aria-label": `${title} as a table` });
     this.button = el("button", { type: "button", class: "ep-link", "aria-expanded": "false", "aria-controls": `${id}-table`, onclick: () => this.toggle() }, "Table");
     this.fold = el("button", { type: "button", class: "ep-link ep-fold", "aria-expanded": "false", onclick: () => this.unfold() }, "Picture");
-    this.question = el("span", { class: "ep-question" }, question);
+    this.question = el("span", { class: "ep-question", id: `${id}-question` }, question);
     const head = el("div", { class: "ep-panel-head" }, this.heading, this.question, this.fold, this.button);
     this.root = el("section", { class: `ep-panel ep-${name}`, "aria-labelledby": id }, head, this.headline, this.body, this.tableBox);
     this.getTable = null; // () → {head: [...], rows: [[...]]}
@@ -46,6 +46,7 @@ export class Panel {
     this.question.className = "ep-run";
     this.question.textContent = title;
     this.button.setAttribute("aria-label", `Table of ${title}`);
+    this.root.setAttribute("aria-labelledby", `${this.heading.id} ${this.question.id}`);
   }
 
   /** On a narrow screen only the words of this panel stand there until its picture is asked for. */

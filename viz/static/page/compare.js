@@ -16,7 +16,7 @@ function parts(value) {
   }
   if (!value.headline) return [];
   return [
-    el("h2", { class: "pg-headline", role: "status" }, value.headline),
+    el("div", { role: "status" }, el("h2", { class: "pg-headline" }, value.headline)),
     el("ul", { class: "pg-reasons" }, ...value.reasons.map((reason) => el("li", {}, reason))),
     el("p", { class: "pg-basis" }, value.basis),
     el("div", { class: "pg-table-box", tabindex: "0", role: "region", "aria-label": "The figures of both runs" }, table(value)),
@@ -24,7 +24,8 @@ function parts(value) {
 }
 
 function table({ labels, rows }) {
-  const head = el("tr", {}, ...["", ...labels, "B ÷ A"].map((text) => el("th", { scope: "col" }, text)));
+  const first = el("th", { scope: "col" }, el("span", { class: "pg-sr" }, "Figure"));
+  const head = el("tr", {}, first, ...[...labels, "B ÷ A"].map((text) => el("th", { scope: "col" }, text)));
   const body = rows.map((row) =>
     el(
       "tr",
