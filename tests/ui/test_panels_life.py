@@ -13,7 +13,11 @@ HOSTILE = "<img src=x onerror=window.hacked=1> ${7*7} {{value}} **bold** <b>b</b
 
 
 def test_memory_does_not_grow(stage: Stage, open_tab: Callable[..., Tab]) -> None:
-    """Eighty redraws of every chart, as many as in eighty seconds, with 5,000 steps on the way."""
+    """Eighty redraws of every chart, as many as in eighty seconds, with 5,000 steps on the way.
+
+    The charts' library keeps the sizes of up to 10,000 texts it has drawn, and every axis that moves brings new ones:
+    so a little growth is allowed here, and none where nothing new is drawn.
+    """
     stage.restart(capacity=300, num_requests=100_000)
     stage.run(300)
     tab = open_tab()
@@ -21,9 +25,9 @@ def test_memory_does_not_grow(stage: Stage, open_tab: Callable[..., Tab]) -> Non
     tab.js("(clearInterval(board.timer), 0)")  # charts are drawn when this test says so
     cdp = tab.context.new_cdp_session(tab.page)
 
-    def redraw(times: int) -> None:
+    def redraw(times: int, num_steps: int = 60) -> None:
         for _ in range(times):
-            stage.run(60)
+            stage.run(num_steps)
             tab.wait(f"view.history.newest === {stage.last.step}")
             before = tab.js("board.slow.map((panel) => panel.chart.numUpdates)")
             tab.js("board.drawCharts()")
@@ -41,10 +45,13 @@ def test_memory_does_not_grow(stage: Stage, open_tab: Callable[..., Tab]) -> Non
         redraw(20)
         seen.append(measure())
     heaps, nodes = zip(*seen, strict=True)
-    print(seen)
     assert tab.js("view.history.frames.length") == 300
     assert max(heaps) < heaps[0] + 1.5, seen
     assert max(nodes) < nodes[0] + 1500, seen
+    redraw(20, num_steps=0)
+    heap, _ = measure()
+    redraw(40, num_steps=0)
+    assert measure()[0] < heap + 0.2
 
 
 def test_a_page_in_the_background_asks_for_nothing_and_catches_up(stage: Stage, open_tab: Callable[..., Tab]) -> None:
