@@ -90,7 +90,8 @@ def _wire(
     outputs = [result, pictures, go, stop]
 
     async def run(*typed: Any) -> AsyncIterator[Any]:
-        yield {"status": "working …"}, gr.skip(), gr.update(interactive=False), gr.update(visible=True)
+        # No pictures of the comparison before under the words of this one.
+        yield {"status": "working …"}, {"runs": []}, gr.update(interactive=False), gr.update(visible=True)
         async for value in comparison.run(_request(dict(zip(names, typed, strict=True)))):
             runs = value.pop("runs", None)
             yield value, gr.skip() if runs is None else {"runs": runs}, gr.skip(), gr.skip()

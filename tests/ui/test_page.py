@@ -279,6 +279,23 @@ def test_the_scheduler_example_shows_32_against_20(tab: Tab) -> None:
     assert row.locator("td").all_inner_texts()[1].startswith("20")
 
 
+def test_a_stopped_comparison_says_so_and_leaves_no_pictures_of_the_one_before(tab: Tab, server: PageServer) -> None:
+    tab.page.get_by_role("tab", name="Compare").click()
+    tab.press_until("#question-example", ".ep-two")
+    tab.page.locator("#compare-settings button").first.click()
+    tab.page.get_by_label("on the real model").check()
+    server.speaker.step_s = 0.2
+    try:
+        tab.page.click("#compare-go")
+        tab.page.wait_for_selector(".pg-compare:has-text('A: 0 of 8 finished')")
+        assert tab.page.locator(".ep-two").count() == 0
+        tab.page.click("#compare-stop")
+        tab.page.wait_for_selector(".pg-error:has-text('Stopped while A ran')")
+    finally:
+        server.speaker.step_s = 0.005
+    wait_until(lambda: server.service.state()["policy"] == "mixed" and server.service.state()["max_num_seqs"] == 4)
+
+
 def test_five_tabs_of_one_browser_chat_at_the_same_time(browser: Any, server: PageServer, tab: Tab) -> None:
     tabs = [tab]
     for _ in range(4):

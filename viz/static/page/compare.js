@@ -10,7 +10,7 @@ export function mountCompare(root, props, watch) {
 }
 
 function parts(value) {
-  if (value.error) return [el("div", { class: "pg-error", role: "alert" }, value.error)];
+  if (value.error) return [el("div", { class: "pg-error", role: "alert" }, value.error[0].toUpperCase() + value.error.slice(1))];
   if (value.status) {
     return [el("div", { class: "pg-wait", role: "status" }, el("span", { class: "pg-spinner", "aria-hidden": "true" }), el("span", {}, value.status))];
   }

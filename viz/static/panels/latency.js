@@ -46,7 +46,7 @@ export class Latency {
     const shown = lives.filter((life) => value(life) > 0);
     const fade = (life) => (this.view.isFaded(life.id) ? 0.25 : 1);
     return {
-      type: "scatter", mode: symbol === "circle" && shown.length <= 60 ? "markers+text" : "markers", name,
+      type: "scatter", mode: symbol === "circle" && shown.length <= 24 ? "markers+text" : "markers", name,
       x: shown.map((l) => l.firstTokenAt), y: shown.map(value),
       text: shown.map((l) => label(l.id)), textposition: "top center", textfont: { size: 10 },
       marker: { symbol, size: symbol === "circle" ? 9 : 7, color: shown.map((l) => requestColor(l.id, theme.dark)), opacity: shown.map(fade) },
