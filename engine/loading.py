@@ -33,8 +33,8 @@ class OpenedModel:
     config: ModelConfig
     device: str
     dtype: torch.dtype
-    is_dtype_chosen: bool = True
-    """Whether `dtype` was left to us."""
+    is_dtype_ours: bool = True
+    """Whether `dtype` was left to us; who asks for float32 wants it exact."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,12 @@ def open_model(model: str, device: str = "auto", dtype: str = "auto") -> OpenedM
 def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_size: int) -> LoadedModel:
     """Read weights and tokenizer and make the pool. Raises ModelError, TextError, MemoryError."""
     source, config = opened.source, opened.config
-    if quantization == "int4" and opened.dtype == torch.float32 and not opened.is_dtype_chosen:
-        raise ModelError("--quantization int4 rounds to bfloat16; it cannot go with --dtype float32, which is exact")
+    if opened.dtype == torch.float32 and not opened.is_dtype_ours:
+        if quantization == "int4":
+            raise ModelError(
+                "--quantization int4 rounds to bfloat16; it cannot go with --dtype float32, which is exact"
+            )
+        quantization = "none"
     started = time.perf_counter()
     tokenizer = _tokenizer(source)
     vocab_size = min(tokenizer.vocab_size, config.vocab_size)

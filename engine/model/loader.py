@@ -26,6 +26,7 @@ from engine.model.linears import (
     OneDNNLinear,
     PlainLinear,
     has_int4_linear,
+    has_measured_int4_linear,
     has_onednn_linear,
     int4_fits,
 )
@@ -75,9 +76,8 @@ def choose_quantization(
     if quantization == "none":
         return False, "none: no quantization was asked for"
     obstacle = _int4_obstacle(device, dtype, weights)
-    if obstacle is None and quantization == "auto" and dtype == torch.float32:
-        # Measured without bfloat16 in hardware: 4-bit products are twice as fast for one row, slower from eight on.
-        return False, "none: float32 gives exact answers; --quantization int4 is faster for one or two people at a time"
+    if obstacle is None and quantization == "auto" and not has_measured_int4_linear():
+        return False, "none: on this kind of CPU nobody has measured 4-bit products; --quantization int4 tries them"
     if obstacle is None:
         return True, "int4: answers are computed with the file's own 4-bit blocks, prompts with all bits"
     if quantization == "int4":

@@ -72,8 +72,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", pytest.param("int4", marks=needs_int4)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    dtype = torch.float32 if request.param == "float32" else torch.bfloat16
-    if dtype == torch.float32 and choose_dtype("auto", "cpu") != dtype:
+    dtype_here = choose_dtype("auto", "cpu")
+    dtype = dtype_here if request.param == "int4" else getattr(torch, request.param)
+    if request.param == "float32" and dtype_here != dtype:
         pytest.skip("this CPU does not serve in float32 by itself")
     if not has_onednn_linear(dtype) and not rows_are_alike():
         pytest.skip("this CPU's bfloat16 products depend on the number of rows")
@@ -81,7 +82,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path: Path = folder
     if request.param == "int4":
         path = gguf_files.convert(folder, tmp_path_factory.mktemp("gguf") / "rand.gguf", "Q4_1")
-    fast = load_fast(path, dtype)
+    fast = load_fast(path, dtype, quantization="int4" if request.param == "int4" else "none")
     assert (fast.model.answer_form is not None) == (request.param == "int4")
     return fast.model
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from engine.loading import load_model, open_model
 from engine.model.checkpoint import load
 from engine.model.errors import ModelError
-from engine.model.linears import has_int4_linear, has_onednn_linear
+from engine.model.linears import has_int4_linear, has_measured_int4_linear, has_onednn_linear
 from engine.model.loader import FastModel, load_fast
 from engine.scheduling.plan import StepPlan
 from engine.torch_runner import TorchRunner
@@ -169,7 +170,7 @@ class TestTheSameAnswerInAnyCompany:
 @needs_onednn
 def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None:
     fast = load_fast(real_model.smollm2_gguf(), dtype_here)
-    assert fast.quantization == ("int4" if dtype_here == torch.bfloat16 else "none")
+    assert fast.quantization == "int4"
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 49152, (3 + 5 * (i % 9),), generator=generator).tolist() for i in range(32)]
     seen, rows = record_logits(fast), {}
@@ -222,17 +223,29 @@ def operators(one: Driver, r: Any) -> dict[str, int]:
 
 class TestQuantization:
     @needs_int4
-    def test_float32_takes_the_blocks_only_when_asked(self, rand_q4_1: Path) -> None:
-        assert load_fast(rand_q4_1, torch.float32).model.answer_form is None
-        asked = load_fast(rand_q4_1, torch.float32, quantization="int4").model.answer_form
-        assert asked is not None
+    def test_float32_with_four_bits_is_no_further_from_exact_than_bfloat16(self, rand_q4_1: Path) -> None:
+        answers = load_fast(rand_q4_1, torch.float32, quantization="int4").model.answer_form
+        assert answers is not None
         exact = logits_of(load(rand_q4_1, torch.float32)[0], torch.float32)
         rounded = logits_of(load(rand_q4_1, torch.bfloat16)[0], torch.bfloat16)
-        assert (logits_of(asked, torch.float32) - exact).norm() < 1.2 * (rounded - exact).norm()
+        assert (logits_of(answers, torch.float32) - exact).norm() < 1.2 * (rounded - exact).norm()
+
+    @pytest.mark.slow
+    @needs_int4
+    def test_float32_that_was_asked_for_stays_exact(self) -> None:
+        file = str(real_model.smollm2_gguf())
+        asked = open_model(file, "cpu", "float32")
+        assert load_model(asked, "auto", 4, 16).info["quantization"] == "none"
+        with pytest.raises(ModelError, match="cannot go with --dtype float32"):
+            load_model(asked, "int4", 4, 16)
+        ours = open_model(file, "cpu", "auto")
+        expected = "int4" if has_measured_int4_linear() else "none"
+        assert load_model(ours, "auto", 4, 16).info["quantization"] == expected
 
     def test_auto_takes_a_files_own_blocks_and_nothing_else(self, rand: Path, rand_q4_1: Path) -> None:
-        assert load_fast(rand_q4_1, torch.bfloat16).quantization == ("int4" if has_int4_linear() else "none")
-        assert load_fast(rand_q4_1, torch.float32).quantization == "none"
+        expected = "int4" if has_int4_linear() and has_measured_int4_linear() else "none"
+        assert load_fast(rand_q4_1, torch.bfloat16).quantization == expected
+        assert load_fast(rand_q4_1, torch.float16).quantization == "none"
         assert load_fast(rand_q4_1, torch.bfloat16, quantization="none").model.answer_form is None
         assert load_fast(rand, torch.bfloat16).reason == "none: the file holds no 4-bit blocks (Q4_0 or Q4_1)"
 
