@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -31,6 +32,8 @@ def operations(work: Callable[[], object]) -> int:
         count += event == "c_call"
 
     before = sys.gettrace(), sys.getprofile()
+    gc.collect()
+    gc.disable()  # finalizers of what other tests left behind would be counted too
     sys.settrace(trace)
     sys.setprofile(profile)
     try:
@@ -38,6 +41,7 @@ def operations(work: Callable[[], object]) -> int:
     finally:
         sys.settrace(before[0])
         sys.setprofile(before[1])
+        gc.enable()
     return count
 
 
