@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as flex
 
 from engine.kv.paged_attention import DecodeGroup, DecodeReader, GatherRead
 from engine.kv.tensors import KVTensors
@@ -85,7 +84,11 @@ class FlexRead(_InPlaceRead):
 
     def __init__(self, kv: KVTensors, group: DecodeGroup) -> None:
         super().__init__(kv, group)
-        self.page_size = size = kv.block_size
+        # Imported by who takes it: it brings torch's compiler along, about a second of every start.
+        from torch.nn.attention.flex_attention import BlockMask
+
+        self.mask_from, self.page_size = BlockMask.from_kv_blocks, kv.block_size
+        size = kv.block_size
         last = (self.lengths - 1) // size  # (X,): where in its table a sequence ends
         last_page = self.pages.gather(1, last.long()[:, None])[:, 0]
         kept = self.lengths - last * size  # (X,): slots seen of that page
@@ -100,7 +103,7 @@ class FlexRead(_InPlaceRead):
         query = q.reshape(len(self.pages), 1, -1, q.shape[-1])  # (X, 1, G, D): the group as queries of one head
         pools = (self.kv.keys[layer], self.kv.values[layer])
         keys, values = (pool.view(1, 1, -1, q.shape[-1]) for pool in pools)  # (1, 1, P * S, D), for all X
-        mask = flex.BlockMask.from_kv_blocks(
+        mask = self.mask_from(
             self.num_pages,
             self.pages[:, None, None],
             BLOCK_SIZE=(128, self.page_size),
@@ -116,6 +119,8 @@ class FlexRead(_InPlaceRead):
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
     """`fullgraph`: past the eighth shape it raises, instead of computing scores against the whole pool."""
+    from torch.nn.attention import flex_attention as flex
+
     return torch.compile(flex.flex_attention, dynamic=False, fullgraph=True)
 
 

@@ -62,6 +62,11 @@ def test_importing_them_brings_in_no_torch(module: str):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_a_start_does_not_wait_for_a_compiler_that_only_one_route_needs():
+    code = "import engine.torch_runner, sys; sys.exit('torch.nn.attention.flex_attention' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_the_model_knows_nothing_of_scheduling_or_serving():
     assert breaches(python_files("engine/model"), ("engine.scheduling", "engine.serving", "engine.engine")) == []
 
