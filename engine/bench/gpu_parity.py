@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,21 +37,18 @@ def checks(device: str, low_dtype: torch.dtype, seed: int) -> Iterator[tuple[str
     prompts = [p for n in PROMPT_LENGTHS for p in random_prompts(1, n, model.config.vocab_size, seed + n)]
     expected = [_oracle(model, prompt, device) for prompt in prompts]
     for policy, layout, graphs in itertools.product(POLICIES, KV_LAYOUTS, (False, True)):
-        settings = _settings(policy, layout)
         words = f"{policy}, {layout}, graphs {'on' if graphs else 'off'}"
-        exact = partial(_tokens, model, device, settings, prompts, expected, graphs)
-        yield f"float32 tokens, {words}", exact
-        near = partial(_near_best, model, device, low_dtype, settings, prompts, graphs)
-        yield f"{_name(low_dtype)} tokens, {words}", near
+        run = Run(model, device, _settings(policy, layout), prompts, graphs)
+        yield f"float32 tokens, {words}", partial(_tokens, run, expected)
+        yield f"{_name(low_dtype)} tokens, {words}", partial(_near_best, run, low_dtype)
     for route, block_size in CANDIDATES:
         if why_not(route, KVTensors(1, 1, block_size, 2, 64, low_dtype, device)) is not None:
             continue
         words = f"{route}, blocks of {block_size}"
         yield f"decode attention by {words}", partial(decode_attention, device, low_dtype, seed, route, block_size)
         if route != "flex":  # which compiles for every shape of a run
-            settings = _settings("mixed", "paged", block_size)
-            near = partial(_near_best, model, device, low_dtype, settings, prompts, True, route)
-            yield f"{_name(low_dtype)} tokens by {words}", near
+            run = Run(model, device, _settings("mixed", "paged", block_size), prompts, True, route)
+            yield f"{_name(low_dtype)} tokens by {words}", partial(_near_best, run, low_dtype)
 
 
 def _settings(policy: str, layout: str, block_size: int = 16) -> EngineSettings:
@@ -66,56 +64,44 @@ def _settings(policy: str, layout: str, block_size: int = 16) -> EngineSettings:
     )
 
 
-def _tokens(
-    model: Any,
-    device: str,
-    settings: EngineSettings,
-    prompts: list[list[int]],
-    expected: list[list[int]],
-    graphs: bool,
-) -> str | None:
-    answers = _answers(model, device, torch.float32, settings, prompts, graphs)
-    for prompt, answer, right in zip(prompts, answers, expected, strict=True):
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Prompts to be answered by our engine with the weights of `model`, transformers' own class."""
+
+    model: Any
+    device: str
+    settings: EngineSettings
+    prompts: list[list[int]]
+    graphs: bool
+    route: str = "gather"
+
+    def answers(self, dtype: torch.dtype) -> list[list[int]]:
+        """Of each prompt in order. Raises RuntimeError when decoding fell back to another route."""
+        runner = our_runner(self.model, self.device, dtype, self.graphs, self.route)
+        answers = run_to_end(runner, self.settings, self.prompts, [NEW_TOKENS] * len(self.prompts))[0]
+        if runner.graphs is not None and runner.graphs.route != self.route:
+            raise RuntimeError(f"decode attention by {self.route} failed; the log says why")
+        return answers
+
+
+def _tokens(run: Run, expected: list[list[int]]) -> str | None:
+    for prompt, answer, right in zip(run.prompts, run.answers(torch.float32), expected, strict=True):
         if answer != right:
             at = next(i for i, (a, b) in enumerate(zip(answer, right, strict=True)) if a != b)
             return f"prompt of {len(prompt)} tokens: token {at} is {answer[at]}, transformers says {right[at]}"
     return None
 
 
-def _near_best(
-    model: Any,
-    device: str,
-    dtype: torch.dtype,
-    settings: EngineSettings,
-    prompts: list[list[int]],
-    graphs: bool,
-    route: str = "gather",
-) -> str | None:
-    for prompt, answer in zip(prompts, _answers(model, device, dtype, settings, prompts, graphs, route), strict=True):
-        sequence = torch.tensor([prompt + answer], device=device)
-        logprobs = model(sequence).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]  # (new, vocab)
-        chosen = logprobs.gather(1, torch.tensor(answer, device=device)[:, None])[:, 0]
+def _near_best(run: Run, dtype: torch.dtype) -> str | None:
+    for prompt, answer in zip(run.prompts, run.answers(dtype), strict=True):
+        sequence = torch.tensor([prompt + answer], device=run.device)
+        logprobs = run.model(sequence).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]  # (new, vocab)
+        chosen = logprobs.gather(1, torch.tensor(answer, device=run.device)[:, None])[:, 0]
         margin = (logprobs.amax(1) - chosen).max().item()
         if not margin <= MAX_MARGIN:
             words = f"prompt of {len(prompt)} tokens: a token is {margin:.2f} nats less likely than the best"
             return f"{words}, {MAX_MARGIN} allowed"
     return None
-
-
-def _answers(
-    model: Any,
-    device: str,
-    dtype: torch.dtype,
-    settings: EngineSettings,
-    prompts: list[list[int]],
-    graphs: bool,
-    route: str = "gather",
-) -> list[list[int]]:
-    runner = our_runner(model, device, dtype, graphs, route)
-    answers = run_to_end(runner, settings, prompts, [NEW_TOKENS] * len(prompts))[0]
-    if runner.graphs is not None and runner.graphs.route != route:
-        raise RuntimeError(f"decode attention by {route} failed; the log says why")
-    return answers
 
 
 @torch.inference_mode()
