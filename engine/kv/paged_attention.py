@@ -29,8 +29,8 @@ SUM_SLOTS = 1024
 """Weighted values are summed over at most this many slots by one `bmm`: beyond, its order depends on the length."""
 
 
-MIN_ROWS = {torch.float32: 8}
-"""Fewest queries in one product: MKL has routines of its own for fewer rows, which add in another order."""
+MIN_ROWS = 8
+"""Fewest queries in a float32 product on a CPU: MKL has routines of its own for fewer, which add in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +209,11 @@ class _ChunkRead:
 
 
 def _with_min_rows(query: Tensor) -> Tensor:
-    """query (X, M, D), with rows of zeros below where M is fewer than this dtype's products may have."""
-    missing = MIN_ROWS.get(query.dtype, 0) - query.shape[1]
-    return query if missing <= 0 else F.pad(query, (0, 0, 0, missing))
+    """query (X, M, D), with rows of zeros below where M is fewer than `MIN_ROWS` asks for."""
+    missing = MIN_ROWS - query.shape[1]
+    if missing <= 0 or query.dtype != torch.float32 or query.is_cuda:
+        return query
+    return F.pad(query, (0, 0, 0, missing))
 
 
 def _minus_infinity(where: Tensor, dtype: torch.dtype) -> Tensor:

@@ -77,7 +77,7 @@ def choose_quantization(
         return False, "none: no quantization was asked for"
     obstacle = _int4_obstacle(device, dtype, weights)
     if obstacle is None and quantization == "auto" and not has_measured_int4_linear():
-        return False, "none: on this kind of CPU nobody has measured 4-bit products; --quantization int4 tries them"
+        return False, "none: 4-bit products were not measured on this kind of CPU; --quantization int4 tries them"
     if obstacle is None:
         return True, "int4: answers are computed with the file's own 4-bit blocks, prompts with all bits"
     if quantization == "int4":
