@@ -22,9 +22,12 @@ def _missing(why: str) -> None:
     pytest.skip(f"browser tests need playwright and a Chromium: {why}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """A running Chromium: the system's own, or the one that playwright brought."""
+    """A running Chromium: the system's own, or the one that playwright brought.
+
+    It ends with these tests: while playwright runs, no other test of the process can start an event loop.
+    """
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
