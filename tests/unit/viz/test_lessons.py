@@ -260,3 +260,9 @@ def test_live_checks_judge_any_records(lesson: Lesson, service: EngineService):
 
 def test_a_title_that_is_none_is_the_first_lesson():
     assert find("<script>") is PREFILL_AND_DECODE
+
+
+def test_the_first_lesson_is_met_live_even_if_its_requests_come_in_one_after_the_other() -> None:
+    (first, *others) = PREFILL_AND_DECODE.workload.lengths
+    rest = sum(prompt for prompt, _ in others) + sum(answer - 1 for _, answer in (first, *others))
+    assert first[0] > rest
