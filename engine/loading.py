@@ -15,7 +15,7 @@ import torch
 from engine.model import checkpoint
 from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
-from engine.model.linears import has_fast_bfloat16, has_onednn_linear
+from engine.model.linears import has_fast_bfloat16, has_float16_linear, has_onednn_linear
 from engine.model.loader import load_fast
 from engine.model.pypi_wheel import cache_folder
 from engine.model.source import ModelSource, resolve
@@ -35,6 +35,12 @@ class OpenedModel:
     dtype: torch.dtype
     is_dtype_ours: bool = True
     """Whether `dtype` was left to us; who asks for float32 wants it exact."""
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """What matrices are kept in. On a CPU without bfloat16 float16, where that was left to us: half to read."""
+        is_ours = self.is_dtype_ours and self.device == "cpu" and self.dtype == torch.float32
+        return torch.float16 if is_ours and has_float16_linear() else self.dtype
 
 
 @dataclass(frozen=True)
@@ -77,14 +83,14 @@ def load_model(opened: OpenedModel, quantization: str, num_blocks: int, block_si
         words = "The tokenizer has ids up to %d, the model only to %d; prompts with the others are refused"
         log.warning(words, tokenizer.vocab_size - 1, config.vocab_size - 1)
     read = time.perf_counter()
-    fast = load_fast(source.path, opened.dtype, opened.device, quantization)
+    fast = load_fast(source.path, opened.dtype, opened.device, quantization, opened.weight_dtype)
     log.info("Quantization %s", fast.reason)
     runner = TorchRunner(fast.model, num_blocks, block_size, opened.dtype, opened.device, vocab_size)
     ended = time.perf_counter()
     log.info("Tokenizer loaded in %.1f s, weights and KV pool in %.1f s", read - started, ended - read)
     info = {
         "device": device_name(opened.device),
-        "dtype": str(opened.dtype).removeprefix("torch."),
+        "dtype": dtype_words(opened.dtype, opened.weight_dtype),
         "quantization": fast.quantization,
     }
     eos = frozenset(config.eos_token_ids) | tokenizer.eos_token_ids
@@ -116,6 +122,12 @@ def choose_dtype(asked: str, device: str) -> torch.dtype:
     if device == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if has_fast_bfloat16() and has_onednn_linear(torch.bfloat16) else torch.float32
+
+
+def dtype_words(dtype: torch.dtype, weight_dtype: torch.dtype) -> str:
+    """What is computed in and, if it's another, what the weights are kept in."""
+    name, weights = (str(one).removeprefix("torch.") for one in (dtype, weight_dtype))
+    return name if name == weights else f"{name}, weights {weights}"
 
 
 def device_name(device: str) -> str:

@@ -52,7 +52,15 @@ GROUPS = (
 """In the order of the table. The last three are what passes between operators; "engine" is schedule, commit, record."""
 
 _OPERATORS = {
-    "linears": ("_linear_pointwise", "_weight_int4pack_mm_for_cpu", "aten::linear", "aten::mm", "aten::addmm"),
+    "linears": (
+        "_linear_pointwise",
+        "linear_dynamic_fp16",
+        "_weight_int4pack_mm_for_cpu",
+        "aten::linear",
+        "aten::mm",
+        "aten::addmm",
+        "aten::constant_pad_nd",
+    ),
     "norms": ("layer_norm", "rms_norm", "aten::cat", "aten::contiguous", "aten::clone", "aten::slice"),
     "rotary": ("aten::roll", "aten::mul", "aten::addcmul"),
     "gate": ("aten::silu", "aten::mul_", "silu_mul"),

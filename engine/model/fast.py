@@ -7,6 +7,7 @@ computed, and the tests compare. Letters: N packed tokens, H heads, Hkv key/valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,8 @@ class FastLlama:
 
     `attention_scale` is 1: whoever attends must not scale again. `answer_form`, if there is one, is the same model
     with its layers' weights in another form, which computes the tokens of answers; embedding and head are shared.
+    `num_computed` says how many rows the layers' products compute for N: they come once, at the start, instead of at
+    every product; attention sees none of them.
     """
 
     attention_scale = 1.0
@@ -50,30 +53,38 @@ class FastLlama:
         last_gain: Tensor,
         head: Linear,
         answer_form: FastLlama | None = None,
+        num_computed: Callable[[int], int] | None = None,
     ) -> None:
         """`embedding` (vocab, hidden); its dtype and device are those of the whole pass."""
         self.config, self.embedding, self.layers = config, embedding, layers
         self.last_gain, self.head, self.answer_form = last_gain, head, answer_form
-        self._rotary = SignedRotary(config, embedding.device)
+        self._rotary, self._num_computed = SignedRotary(config, embedding.device), num_computed
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids (N,) at positions (N,) of their own sequences -> hidden states (N, hidden) after the last norm."""
         config, eps = self.config, self.config.rms_norm_eps
         num_rows, num_heads, num_kv_heads = len(token_ids), config.num_attention_heads, config.num_key_value_heads
         num_rotated = num_heads + num_kv_heads
+        num_more = self._num_computed(num_rows) - num_rows if self._num_computed else 0
+        if num_more:
+            token_ids, positions = F.pad(token_ids, (0, num_more)), F.pad(positions, (0, num_more))
         x = F.embedding(token_ids, self.embedding)  # (N, hidden)
         cos, sin = self._rotary(positions, x.dtype)  # (N, 1, D)
         for number, layer in enumerate(self.layers):
-            qkv = layer.qkv(rms_norm(x, layer.input_gain, eps)).view(num_rows, -1, config.head_dim)
+            qkv = layer.qkv(rms_norm(x, layer.input_gain, eps)).view(len(x), -1, config.head_dim)
             qk, v = qkv[:, :num_rotated], qkv[:, num_rotated:]  # (N, H + Hkv, D), (N, Hkv, D)
             if layer.q_gain is not None and layer.k_gain is not None:
                 q, k = rms_norm(qk[:, :num_heads], layer.q_gain, eps), rms_norm(qk[:, num_heads:], layer.k_gain, eps)
                 qk = torch.cat((q, k), dim=1)
             qk = rotate(qk, cos, sin)
+            if num_more:
+                qk, v = qk[:num_rows], v[:num_rows]
             attended = attend(number, qk[:, :num_heads], qk[:, num_heads:], v)  # (N, H * D)
+            if num_more:
+                attended = torch.constant_pad_nd(attended, (0, 0, 0, num_more))
             x = x + layer.o(attended)
             x = x + layer.down(layer.gated(rms_norm(x, layer.post_attention_gain, eps)))
-        return rms_norm(x, self.last_gain, eps)
+        return rms_norm(x[:num_rows], self.last_gain, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (M, hidden) -> (M, vocab) in float32."""

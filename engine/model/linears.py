@@ -75,6 +75,33 @@ class OneDNNLinear:
 _SINGLE_ROW_DIFFERS: dict[tuple[torch.dtype, int, int, int], bool] = {}
 
 
+class Float16Linear:
+    """float16 weights for float32 rows, summed in float32 by FBGEMM (Khudia et al., 2021): half the memory to read.
+
+    Its kernels take a few rows at a time, and what is left over goes to smaller ones, of which those for one or two
+    rows may add in another order. Rows of zeros are appended where that would show; see `steady_num_rows`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight (N, K) in float32, within `fits_float16`."""
+        self.nbytes = 2 * weight.numel()
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        self._apply = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear; x is float32."""
+        num_rows = x.shape[0]
+        num_missing = steady_num_rows(num_rows) - num_rows
+        if num_missing == 0:
+            return self.product(x)
+        return self.product(torch.constant_pad_nd(x, (0, 0, 0, num_missing)))[:num_rows]
+
+    def product(self, x: Tensor) -> Tensor:
+        """The bare operator."""
+        result: Tensor = self._apply(x, self._packed)
+        return result
+
+
 class Int4Linear:
     """4-bit weights in groups of 32 with a bfloat16 scale and zero each: weight = (value - 8) * scale + zero.
 
@@ -141,6 +168,51 @@ class OneDNNGatedLinear:
 def int4_fits(num_rows: int, num_columns: int) -> bool:
     """Whether a matrix has a size that torch's 4-bit operator takes: (N, K)."""
     return num_rows % 16 == 0 and num_columns % INT4_GROUP == 0
+
+
+FBGEMM_PERIOD = 120
+"""FBGEMM cuts the rows of a product into pieces of this many, each computed alike."""
+
+
+def fits_float16(weight: Tensor) -> bool:
+    """Whether rounding to float16 costs no more than its 11 bits: no weight is too large for it, and few too small."""
+    lost = weight - weight.to(torch.float16)  # infinite where a weight is too large
+    return bool(lost.norm() <= 2.0**-11 * weight.norm())
+
+
+def steady_num_rows(num_rows: int) -> int:
+    """The least number of rows, at least as many, that `Float16Linear` multiplies all in the same order of addition."""
+    pieces, rest = divmod(num_rows, FBGEMM_PERIOD)
+    return pieces * FBGEMM_PERIOD + _steady_rests()[rest]
+
+
+@functools.cache
+def _steady_rests() -> tuple[int, ...]:
+    """For each number of rows up to FBGEMM_PERIOD, the next that is steady: found by trying them on a small product.
+    Raises RuntimeError where numbers beyond the first piece behave otherwise than those within it."""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(32, 64, generator=generator), torch.randn(2 * FBGEMM_PERIOD, 64, generator=generator)
+    linear = Float16Linear(weight)
+    whole = linear.product(x)
+    steady = [torch.equal(linear.product(x[:n]), whole[:n]) for n in range(2 * FBGEMM_PERIOD + 1)]
+    if steady[FBGEMM_PERIOD:] != [True, *steady[1 : FBGEMM_PERIOD + 1]] or not steady[FBGEMM_PERIOD]:
+        raise RuntimeError("float16 products here depend on the number of rows in a way that is not understood")
+    rests, next_steady = [], FBGEMM_PERIOD
+    for n in range(FBGEMM_PERIOD, -1, -1):
+        next_steady = n if steady[n] else next_steady
+        rests.append(next_steady)
+    return tuple(reversed(rests))
+
+
+@functools.cache
+def has_float16_linear() -> bool:
+    """Whether torch can multiply float16 weights with float32 rows here, each row alike in any company."""
+
+    def compute() -> Tensor:
+        _steady_rests()
+        return Float16Linear(torch.eye(16))(torch.eye(16))
+
+    return _is_right(compute, torch.eye(16))
 
 
 def has_fast_bfloat16() -> bool:

@@ -6,7 +6,7 @@ knows where the file came from (`source`) or who will ask the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,16 +19,19 @@ from engine.model.config import ModelConfig
 from engine.model.errors import ModelError
 from engine.model.fast import FastLayer, FastLlama, gain_for_few_rows
 from engine.model.linears import (
+    Float16Linear,
     GatedLinear,
     Int4Linear,
     Linear,
     OneDNNGatedLinear,
     OneDNNLinear,
     PlainLinear,
+    fits_float16,
     has_int4_linear,
     has_measured_int4_linear,
     has_onednn_linear,
     int4_fits,
+    steady_num_rows,
 )
 
 if TYPE_CHECKING:  # a folder of safetensors is loaded without the gguf package
@@ -46,28 +49,41 @@ class FastModel:
     reason: str
 
 
-def load_fast(path: Path | str, dtype: torch.dtype, device: str = "cpu", quantization: str = "auto") -> FastModel:
-    """Load a Hugging Face folder or a .gguf file for serving.
+def load_fast(
+    path: Path | str,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    quantization: str = "auto",
+    weight_dtype: torch.dtype | None = None,
+) -> FastModel:
+    """Load a Hugging Face folder or a .gguf file for serving. `weight_dtype` float16 keeps matrices in half the memory
+    where all else is float32.
 
     Raises ModelError, in one line and before any weight is read, for a quantization that cannot be had here, and for
     files that don't fit their configuration.
     """
     config, weights = open_weights(Path(path))
     check_names_and_shapes(empty_model(config), weights.shapes(), config)
-    return assemble(config, weights, dtype, device, quantization)
+    return assemble(config, weights, dtype, device, quantization, weight_dtype)
 
 
 def assemble(
-    config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str, quantization: str = "auto"
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: str,
+    quantization: str = "auto",
+    weight_dtype: torch.dtype | None = None,
 ) -> FastModel:
     """The same from weights that are already open. Raises ModelError for a quantization that cannot be had here."""
-    is_int4, reason = choose_quantization(quantization, torch.device(device), dtype, weights)
-    model = _Assembly(config, weights, dtype, torch.device(device)).model(with_int4=is_int4)
+    weight_dtype = weight_dtype or dtype
+    is_int4, reason = choose_quantization(quantization, torch.device(device), dtype, weights, weight_dtype)
+    model = _Assembly(config, weights, dtype, torch.device(device), weight_dtype).model(with_int4=is_int4)
     return FastModel(model, "int4" if is_int4 else "none", reason)
 
 
 def choose_quantization(
-    quantization: str, device: torch.device, dtype: torch.dtype, weights: Weights
+    quantization: str, device: torch.device, dtype: torch.dtype, weights: Weights, weight_dtype: torch.dtype
 ) -> tuple[bool, str]:
     """Whether answers are computed with the file's own 4-bit blocks, and why. Raises ModelError where `int4` was asked
     for and cannot be."""
@@ -78,6 +94,11 @@ def choose_quantization(
     obstacle = _int4_obstacle(device, dtype, weights)
     if obstacle is None and quantization == "auto" and not has_measured_int4_linear():
         return False, "none: 4-bit products were not measured on this kind of CPU; --quantization int4 tries them"
+    if obstacle is None and quantization == "auto" and weight_dtype != dtype:
+        return (
+            False,
+            "none: several requests are faster with float16 weights; --quantization int4 speeds up a single one",
+        )
     if obstacle is None:
         return True, "int4: answers are computed with the file's own 4-bit blocks, prompts with all bits"
     if quantization == "int4":
@@ -109,10 +130,23 @@ class _Assembly:
     are different layers, each is arranged for its own.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_dtype: torch.dtype,
+    ) -> None:
         self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
+        self.is_float16 = (dtype, weight_dtype) == (torch.float32, torch.float16)
         self.is_onednn = device.type == "cpu" and has_onednn_linear(dtype)
-        self.linear: Callable[[Tensor, Tensor | None], Linear] = OneDNNLinear if self.is_onednn else PlainLinear
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A matrix in the form in which it is multiplied fastest."""
+        if self.is_float16 and fits_float16(weight):
+            return Float16Linear(weight, bias)
+        return OneDNNLinear(weight, bias) if self.is_onednn else PlainLinear(weight, bias)
 
     def model(self, with_int4: bool) -> FastLlama:
         """The whole model; with 4-bit layers beside the others as its `answer_form` if asked."""
@@ -127,7 +161,9 @@ class _Assembly:
         if with_int4:
             last_gain = self._gain("norm.weight", only_prompts=False)
             answer_form = FastLlama(config, embedding, int4_layers, last_gain, head)
-        return FastLlama(config, embedding, layers, self._gain("norm.weight", with_int4), head, answer_form)
+        last_gain = self._gain("norm.weight", only_prompts=with_int4)
+        num_computed = steady_num_rows if self.is_float16 else None
+        return FastLlama(config, embedding, layers, last_gain, head, answer_form, num_computed)
 
     def _layer(self, number: int, only_prompts: bool) -> FastLayer:
         prefix, c = f"layers.{number}.", self.config
@@ -164,7 +200,7 @@ class _Assembly:
     def _gated(self, prefix: str, only_prompts: bool) -> Linear:
         has_bias = self.config.mlp_bias
         gate, up = self._matrix(prefix + "mlp.gate_proj", has_bias), self._matrix(prefix + "mlp.up_proj", has_bias)
-        if only_prompts and self.is_onednn:
+        if only_prompts and self.is_onednn and not self.is_float16:
             return OneDNNGatedLinear(OneDNNLinear(*gate), OneDNNLinear(*up))
         return GatedLinear(self.linear(*_stacked([gate, up])))
 

@@ -1,8 +1,8 @@
 """The same answer in any company, to the last bit: the real engine and runner over every policy, layout and budget.
 
 Each request's logits, one row a token, are held against those of the same request alone under the same settings. Under
-test are the forms in which a CPU serves: bfloat16 or, without bfloat16 in hardware, float32; and 4-bit weights for
-answers. Where this machine lacks an operator the form is left out, and says so.
+test are the forms in which a CPU serves: bfloat16 or, without bfloat16 in hardware, float32 with weights in float16 or
+all in float32; and 4-bit weights for answers. Where this machine lacks an operator the form is left out, and says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.loading import choose_dtype
-from engine.model.linears import has_int4_linear, has_onednn_linear
+from engine.model.linears import has_float16_linear, has_int4_linear, has_onednn_linear
 from engine.model.loader import load_fast
 from engine.scheduling.request import Request
 from engine.torch_runner import TorchRunner
@@ -37,6 +37,7 @@ COMMON = prompt(1, 20)
 FIRST = [COMMON + prompt(2, 34), COMMON + prompt(3, 4), prompt(4, 1), prompt(5, 33)]
 LATER = [COMMON + prompt(2, 34), prompt(6, 17), COMMON + prompt(7, 9)]
 
+needs_float16 = pytest.mark.skipif(not has_float16_linear(), reason="this torch has no float16 product for this CPU")
 needs_int4 = pytest.mark.skipif(not has_int4_linear(), reason="this torch has no 4-bit product for this CPU")
 
 Rows = dict[int, dict[int, Tensor]]
@@ -70,10 +71,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", pytest.param("int4", marks=needs_int4)])
+FORMS = [
+    "float32",
+    "bfloat16",
+    pytest.param("float16 weights", marks=needs_float16),
+    pytest.param("int4", marks=needs_int4),
+]
+
+
+@pytest.fixture(scope="module", params=FORMS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     dtype_here = choose_dtype("auto", "cpu")
-    dtype = dtype_here if request.param == "int4" else getattr(torch, request.param)
+    dtypes = {"int4": dtype_here, "float16 weights": torch.float32}
+    dtype = dtypes.get(request.param) or getattr(torch, request.param)
     if request.param == "float32" and dtype_here != dtype:
         pytest.skip("this CPU does not serve in float32 by itself")
     if not has_onednn_linear(dtype) and not rows_are_alike():
@@ -82,7 +92,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path: Path = folder
     if request.param == "int4":
         path = gguf_files.convert(folder, tmp_path_factory.mktemp("gguf") / "rand.gguf", "Q4_1")
-    fast = load_fast(path, dtype, quantization="int4" if request.param == "int4" else "none")
+    quantization = "int4" if request.param == "int4" else "none"
+    fast = load_fast(path, dtype, "cpu", quantization, torch.float16 if request.param == "float16 weights" else None)
     assert (fast.model.answer_form is not None) == (request.param == "int4")
     return fast.model
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from engine import loading
 from engine.loading import load_model, open_model
-from engine.model.checkpoint import load
+from engine.model.checkpoint import load, open_weights
 from engine.model.errors import ModelError
-from engine.model.linears import has_int4_linear, has_measured_int4_linear, has_onednn_linear
-from engine.model.loader import FastModel, load_fast
+from engine.model.linears import has_float16_linear, has_int4_linear, has_measured_int4_linear, has_onednn_linear
+from engine.model.loader import FastModel, assemble, load_fast
 from engine.scheduling.plan import StepPlan
 from engine.torch_runner import TorchRunner
 from tests import gguf_files, real_model, tiny_models
@@ -22,10 +23,11 @@ from tests.unit.runner_driver import Driver, request
 NUM_SLOTS = 4096
 PROMPTS = [[4 + (7 * i + 3 * j) % 250 for i in range(n)] for j, n in enumerate((1, 5, 16, 33, 70, 150))]
 
-dtype_here = torch.bfloat16 if has_onednn_linear(torch.bfloat16) else torch.float32
+DTYPE_HERE = torch.bfloat16 if has_onednn_linear(torch.bfloat16) else torch.float32
 """What this CPU computes in by default."""
 
-needs_onednn = pytest.mark.skipif(not has_onednn_linear(dtype_here), reason="this torch packs no weights for this CPU")
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(DTYPE_HERE), reason="this torch packs no weights for this CPU")
+needs_float16 = pytest.mark.skipif(not has_float16_linear(), reason="this torch has no float16 product for this CPU")
 needs_int4 = pytest.mark.skipif(not has_int4_linear(), reason="this torch has no 4-bit product for this CPU")
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -92,6 +94,37 @@ def test_bfloat16_is_close_to_the_simple_pass(shape: str, tmp_path: Path) -> Non
     assert (fast - exact).norm() < 1.2 * (simple - exact).norm()
 
 
+@needs_float16
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float16_weights_are_far_closer_than_bfloat16(shape: str, tmp_path: Path) -> None:
+    folder = tiny_models.rand(tmp_path, **(SHAPES[shape] | {"initializer_range": 0.1}))
+    exact = logits_of(load(folder, torch.float32)[0], torch.float32)
+    simple = logits_of(load(folder, torch.bfloat16)[0], torch.bfloat16)
+    fast = logits_of(load_fast(folder, torch.float32, weight_dtype=torch.float16).model, torch.float32)
+    assert 0 < (fast - exact).norm() < 0.1 * (simple - exact).norm()
+
+
+@needs_float16
+def test_a_matrix_beyond_float16_is_kept_whole(rand: Path) -> None:
+    config, weights = open_weights(rand)
+
+    class Scaled:
+        """The same model: what the up projection gains, the down projection loses."""
+
+        def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+            factor = 2.0**24 if "up_proj" in name else 2.0**-24 if "down_proj" in name else 1.0
+            return weights.read(name, dtype) * factor
+
+        def shapes(self) -> Any:
+            return weights.shapes()
+
+    whole, half = (
+        logits_of(assemble(config, Scaled(), torch.float32, "cpu", "none", dtype).model, torch.float32)
+        for dtype in (torch.float32, torch.float16)
+    )
+    assert (half - whole).norm() < 1e-2 * whole.norm()
+
+
 @needs_int4
 def test_int4_is_close_to_the_same_weights_in_float32(rand_q4_1: Path) -> None:
     exact = logits_of(load(rand_q4_1, torch.float32)[0], torch.float32)
@@ -117,11 +150,13 @@ def logits_of(model: Any, dtype: torch.dtype) -> torch.Tensor:
 class TestTheSameAnswerInAnyCompany:
     """Bitwise equal logits, alone and among others, however prompts are cut, blocks lie and requests are preempted."""
 
-    @pytest.fixture(params=["float32", "bfloat16", "int4"])
+    @pytest.fixture(params=["float32", "bfloat16", pytest.param("float16 weights", marks=needs_float16), "int4"])
     def fast(self, request: pytest.FixtureRequest, rand: Path, rand_q4_1: Path) -> FastModel:
+        if request.param == "float16 weights":
+            return load_fast(rand, torch.float32, weight_dtype=torch.float16)
         is_int4 = request.param == "int4"
-        dtype = dtype_here if is_int4 else getattr(torch, request.param)
-        if dtype != dtype_here:
+        dtype = DTYPE_HERE if is_int4 else getattr(torch, request.param)
+        if dtype != DTYPE_HERE:
             pytest.skip("not what this CPU computes in by default")
         if not has_onednn_linear(dtype) or (is_int4 and not has_int4_linear()):
             pytest.skip(f"this torch has no fast {request.param} products for this CPU")
@@ -166,17 +201,19 @@ class TestTheSameAnswerInAnyCompany:
 
 
 @pytest.mark.slow
-@needs_int4
-@needs_onednn
-def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None:
-    fast = load_fast(real_model.smollm2_gguf(), dtype_here)
-    assert fast.quantization == "int4"
+@pytest.mark.parametrize(
+    "quantization", [pytest.param("int4", marks=[needs_int4, needs_onednn]), pytest.param("none", marks=needs_float16)]
+)
+def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32(quantization: str) -> None:
+    weight_dtype = torch.float16 if quantization == "none" else None
+    dtype = torch.float32 if quantization == "none" else DTYPE_HERE
+    fast = load_fast(real_model.smollm2_gguf(), dtype, "cpu", quantization, weight_dtype)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 49152, (3 + 5 * (i % 9),), generator=generator).tolist() for i in range(32)]
     seen, rows = record_logits(fast), {}
     for size in (32, 8, 2, 1):
         for first in range(0, 8 if size < 32 else 32, size):
-            one = Driver(TorchRunner(fast.model, 256, 16, dtype_here), 256, 16, seed=size)
+            one = Driver(TorchRunner(fast.model, 256, 16, dtype), 256, 16, seed=size)
             requests = [request(i, prompts[i], 3) for i in range(first, first + size)]
             for step in range(3):
                 output = one.run([one.scheduled(r, 1000) for r in requests])
@@ -189,7 +226,7 @@ def test_the_real_model_gives_the_same_bits_in_batches_of_1_2_8_and_32() -> None
 @needs_int4
 @needs_onednn
 def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
-    one = driver(load_fast(rand_q4_1, dtype_here, quantization="int4"), dtype_here)
+    one = driver(load_fast(rand_q4_1, DTYPE_HERE, quantization="int4"), DTYPE_HERE)
     r = request(0, PROMPTS[3], 3)
     prompt, answer = operators(one, r), operators(one, r)
     layers = 3
@@ -205,9 +242,19 @@ def test_the_fast_operators_are_really_taken(rand_q4_1: Path) -> None:
         assert "aten::scaled_dot_product_attention" not in names
 
 
+@needs_float16
+@pytest.mark.parametrize("num_tokens", [1, 33])
+def test_float16_weights_multiply_in_one_operator_each(rand: Path, num_tokens: int) -> None:
+    one = driver(load_fast(rand, torch.float32, weight_dtype=torch.float16), torch.float32)
+    r = request(0, PROMPTS[0] * num_tokens, 3)
+    for names in (operators(one, r), operators(one, r)):
+        assert names["quantized::linear_dynamic_fp16"] == 4 * 3 + 1
+        assert not {"mkldnn::_linear_pointwise", "aten::linear", "aten::mm", "aten::addmm"} & names.keys()
+
+
 @needs_onednn
 def test_without_four_bits_every_product_is_a_packed_one(rand: Path) -> None:
-    one = driver(load_fast(rand, dtype_here), dtype_here)
+    one = driver(load_fast(rand, DTYPE_HERE), DTYPE_HERE)
     r = request(0, PROMPTS[3], 3)
     for names in (operators(one, r), operators(one, r)):  # a step of the prompt, one of the answer
         assert names["mkldnn::_linear_pointwise"] == 4 * 3 + 1
@@ -238,9 +285,17 @@ class TestQuantization:
         assert load_model(asked, "auto", 4, 16).info["quantization"] == "none"
         with pytest.raises(ModelError, match="cannot go with --dtype float32"):
             load_model(asked, "int4", 4, 16)
-        ours = open_model(file, "cpu", "auto")
-        expected = "int4" if has_measured_int4_linear() else "none"
-        assert load_model(ours, "auto", 4, 16).info["quantization"] == expected
+
+    @pytest.mark.slow
+    @needs_float16
+    def test_auto_prefers_float16_weights_where_there_is_no_bfloat16(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loading, "has_fast_bfloat16", lambda: False)
+        opened = open_model(str(real_model.smollm2_gguf()), "cpu", "auto")
+        loaded = load_model(opened, "auto", 4, 16)
+        assert loaded.info["dtype"] == "float32, weights float16"
+        assert loaded.info["quantization"] == "none"
+        assert loaded.runner.model.nbytes < 0.75 * 4 * 134_515_008  # embedding in float32, matrices in float16
+        assert load_model(opened, "int4", 4, 16).info["quantization"] == "int4"
 
     def test_auto_takes_a_files_own_blocks_and_nothing_else(self, rand: Path, rand_q4_1: Path) -> None:
         expected = "int4" if has_int4_linear() and has_measured_int4_linear() else "none"
