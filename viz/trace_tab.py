@@ -42,7 +42,8 @@ class TraceViewer:
         words = about(trace)
         if self.add_run is None:
             return words, {"runs": []}
-        return words, {"runs": [{"id": self.add_run(trace.records, trace.first_map()), "label": "recorded run"}]}
+        run = {"id": self.add_run(trace.records, trace.first_map()), "label": "recorded run", "opens": "start"}
+        return words, {"runs": [run]}
 
     def show_shipped(self) -> tuple[str, dict[str, Any]]:
         """The one that ships with the project."""

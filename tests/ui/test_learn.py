@@ -104,6 +104,32 @@ def test_the_shipped_run_is_one_click_away(server: PageServer, opened: Any):
     tab.wait_for_selector("#panels-trace canvas")
 
 
+def test_a_trace_opens_at_its_first_step_and_the_space_bar_plays_it(server: PageServer, opened: Any):
+    tab = opened(server.url, "Replay")
+    tab.click("#trace-shipped")
+    where = tab.locator("#panels-trace .ep-where")
+    tab.wait_for_selector("#panels-trace .ep-where:has-text('step 1 ')")
+    play = tab.locator("#panels-trace").get_by_role("button", name="Play", exact=True)
+    tab.locator("#panels-trace").get_by_label("Speed of playing").select_option("16 ×")
+    play.focus()
+    tab.keyboard.press(" ")
+    tab.wait_for_function("parseInt(document.querySelector('#panels-trace .ep-where').textContent.slice(5)) > 20")
+    tab.locator("#panels-trace .ep-slider").focus()
+    tab.keyboard.press(" ")
+    play.wait_for()
+    held = where.inner_text()
+    tab.get_by_role("tab", name="Live", exact=True).click()
+    tab.get_by_role("tab", name="Replay", exact=True).click()
+    tab.locator("#panels-trace .ep-what").click()  # the keyboard's place is nowhere in particular now
+    tab.evaluate("document.activeElement.blur()")
+    assert where.inner_text() == held
+    tab.keyboard.press(" ")
+    tab.locator("#panels-trace").get_by_role("button", name="Pause", exact=True).wait_for()
+    tab.wait_for_selector("#panels-trace .ep-status:has-text('At the end')")
+    play.click()
+    tab.wait_for_selector("#panels-trace .ep-status:has-text('Playing')")
+
+
 def serve_recorded(options: PageOptions | None = None) -> tuple[ReplayService, FastAPI]:
     service = build_replay_service(SHIPPED)
     return service, page.mount(FastAPI(), page.build(service, RemoteTexts(), options))

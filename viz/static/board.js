@@ -6,6 +6,8 @@ import { readTheme } from "./theme.js";
 
 const CHARTS_MS = 1000;
 const GLOW_MS = 120;
+/** Where the space bar types, presses or scrolls already. */
+const HAS_ITS_OWN_SPACE = "button, a[href], summary, select, textarea, input:not([type=range]), [contenteditable], .ep-table-box";
 
 /** `fast` panels draw with every news, `slow` ones (charts) once a second; `views` are what they look at. */
 export class Board {
@@ -24,7 +26,10 @@ export class Board {
 
   listen() {
     const sources = this.views.map(({ source }) => source.subscribe(() => this.soon()));
-    this.stops = [...sources, this.view.cursor.subscribe(() => this.soon(true))];
+    const { player } = this.top;
+    // While it plays charts only move their line: once a second, as with news.
+    const cursor = this.view.cursor.subscribe(() => this.soon(!player.isPlaying));
+    this.stops = [...sources, cursor, player.subscribe(() => this.soon(true)), this.listenForSpace()];
     this.seen = new Set();
     this.sight = new IntersectionObserver((entries) => {
       for (const entry of entries) {
@@ -48,6 +53,19 @@ export class Board {
     });
     this.themes.observe(document.body, { attributes: true, attributeFilter: ["class"] });
     this.timer = setInterval(() => this.tick(), CHARTS_MS);
+  }
+
+  /** The space bar plays and pauses: a run wherever the page is, the live engine's picture only within its panels. */
+  listenForSpace() {
+    const pressed = (event) => {
+      if (event.key !== " " || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+      if (this.root.offsetParent === null || !(this.view.source.isRun || this.root.contains(event.target))) return;
+      if (this.view.isRecorded || event.target.closest(HAS_ITS_OWN_SPACE)) return;
+      event.preventDefault();
+      if (!event.repeat) this.top.player.toggle();
+    };
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
   }
 
   readTheme() {
@@ -87,10 +105,11 @@ export class Board {
 
   tick() {
     if (!this.element.isConnected) return this.end();
-    if (document.hidden || this.root.offsetParent === null) return;
-    const newest = this.view.history.newest;
-    if (newest !== this.charted) this.drawCharts();
-    this.charted = newest;
+    if (this.root.offsetParent === null) return this.top.player.pause();
+    if (document.hidden) return;
+    const now = `${this.view.history.newest} ${this.top.player.isPlaying && this.view.frame.step}`;
+    if (now !== this.charted) this.drawCharts();
+    this.charted = now;
     for (const { panel } of [...this.fast, ...this.slow]) panel?.drawTable();
   }
 
@@ -121,6 +140,7 @@ export class Board {
   }
 
   end() {
+    this.top.player.pause();
     clearInterval(this.timer);
     clearTimeout(this.glowing);
     for (const stop of this.stops) stop();

@@ -47,7 +47,7 @@ export function boardOfTwo(element, sources, words) {
   const views = sources.map((source) => new View(source, cursor, words));
   const range = new TimeRange(views);
   const longest = views.reduce((a, b) => (b.history.last.end > a.history.last.end ? b : a));
-  const top = new TopBar(longest, { what: "both runs at the same moment" });
+  const top = new TopBar(longest, { what: "both runs at the same moment", views });
   const requests = new Requests(longest);
   const strips = views.map((view) => new Strip(view, { steps: longest.history.frames.length }));
   const grids = views.map((view) => new Grid(view));

@@ -46,7 +46,10 @@ async function mountLive(element, base) {
   return boardOf(element, shared.live, words, shared.cursor);
 }
 
-/** A place for finished runs: `show([{id, label}, …])` draws one run, or two side by side; none clears it. */
+/**
+ * A place for finished runs: `show([{id, label}, …])` draws one run, or two side by side; none clears it. One with
+ * `opens: "start"` stands at its first step, ready to play.
+ */
 class Runs {
   constructor(element, base) {
     Object.assign(this, { element, base, shown: "[]" });
@@ -64,6 +67,7 @@ class Runs {
       const [words, , ...sources] = await Promise.all([loadWords(this.base), loadStyle(), ...loads]);
       if (key !== this.shown) return; // another comparison has come meanwhile
       this.board = sources.length > 1 ? boardOfTwo(this.element, sources, words) : boardOf(this.element, sources[0], words, new Cursor());
+      if (runs[0].opens === "start") this.board.top.readyToPlay();
     } catch (error) {
       this.element.replaceChildren(el("p", { role: "alert" }, `The runs could not be shown: ${error.message}`));
     }

@@ -52,7 +52,7 @@ export class Strip {
     const columns = Math.max(4, Math.floor(width / this.cell));
     if (cursor.isLive || this.end === undefined) this.end = history.newest;
     if (frame.step > this.end || frame.step <= this.end - columns) this.end = frame.step + Math.floor(columns / 2);
-    this.end = Math.min(this.end, history.newest);
+    this.end = Math.min(Math.max(this.end, history.oldest + columns - 1), history.newest); // nor is room left empty
     const first = Math.max(history.oldest, this.end - columns + 1);
     return [first, Math.max(this.end, first)];
   }
