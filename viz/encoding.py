@@ -15,7 +15,7 @@ One step, all keys but `s`, `t`, `d` left out where nothing is to say:
     pad, ina   padded rows {id: n}; rows of inactive slots
     c          stored tokens where not "before + tokens of this step": {id: n, or null for "not told"}
     o          answer lengths where not "decoding: one more, prefilling: none": {id: n, or null}
-    w, wx, wd  reasons to wait: new ones {id: [reason, needed, available, behind]}, gone ones; the default
+    w, wx, wd  reasons to wait: new ones {id: [reason, and `Wait`'s numbers in their order]}, gone ones; the default
     bt, rel, ca, un   block changes, in the record's own form
     m          [free, cached, active blocks, stored tokens, internal, external fragmentation in 1/10,000]
     n          [preemptions, evictions, prefix query tokens, prefix hit tokens, wasted slot-steps]
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from engine.telemetry.record import EventKind, StepRecord, Wait
@@ -160,7 +161,7 @@ def _encode_waiting(out: dict[str, Any], record: StepRecord, previous: StepRecor
 
 
 def _wait(wait: Wait) -> list[Any]:
-    values: list[Any] = [wait.reason.value, wait.needed_blocks, wait.available_blocks, wait.behind]
+    values: list[Any] = list(astuple(wait))
     while values[-1] is None:
         values.pop()
     return values

@@ -16,9 +16,12 @@ from engine.telemetry.record import Wait
 
 WAIT_WORDS: Mapping[str, str] = {
     "no_slot": "no free slot: as many requests run as the engine allows[ ({slots})]",
-    "no_blocks": "not enough KV memory: needs {needed_blocks|block}[, only {available_blocks} can be given]",
-    "no_run": "enough blocks are free, but not side by side: needs {needed_blocks|block} in one unbroken run"
-    "[, the longest free run has {available_blocks}]",
+    "no_blocks": "not enough KV memory[: its blocks were just taken for {behind|rq}]"
+    "[: needs {needed_blocks|block}, only {available_blocks} can be given][; the pool has {free_blocks} free]"
+    "[ and {cached_blocks} cached][, but the running requests still need {promised_blocks}]"
+    "[, and {own_prefix_blocks} of the cached ones are its own prefix]",
+    "no_run": "enough blocks are free[ ({free_blocks})], but not side by side[: needs {needed_blocks|block} in one "
+    "unbroken run, the longest free run has {available_blocks}]",
     "no_budget": "this step's token budget is used up by others",
     "batch_closed": "the running static batch takes nobody in until its longest member ends",
     "cohort_forming": "a static batch is being formed: it waits a moment for others to arrive",

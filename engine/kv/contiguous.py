@@ -59,7 +59,8 @@ class ContiguousLayout:
                 self._log.table_changed(request.request_id, 0)
                 return Admission(0, 0)
         is_fragmented = self._num_free >= needed
-        return Shortage(needed, self._longest_run() if is_fragmented else self._num_free, is_fragmented)
+        available = self._longest_run() if is_fragmented else self._num_free
+        return Shortage(needed, available, self._num_free, is_fragmented=is_fragmented)
 
     def fork(self, request: Request, parent: Request, headroom: int) -> None:
         """Runs are never shared."""

@@ -17,10 +17,14 @@ from engine.telemetry.record import BlockChanges
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """Why blocks could not be had. `is_fragmented`: enough are free, but not in one run; then `available_blocks` is
-    the longest run."""
+    the longest run. Else it is `free_blocks` + `cached_blocks` - `promised_blocks` - `own_prefix_blocks`, or 0."""
 
     needed_blocks: int
     available_blocks: int
+    free_blocks: int
+    cached_blocks: int = 0
+    promised_blocks: int = 0
+    own_prefix_blocks: int = 0
     is_fragmented: bool = False
 
 

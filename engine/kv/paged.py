@@ -78,9 +78,8 @@ class PagedLayout:
         chain = self._find_prefix(request)
         needed = self._num_blocks_for(request.num_tokens + 1) - len(chain)
         revived = sum(self._pool.is_cached(entry.block_id) for entry in chain)
-        available = self._pool.num_available - revived - headroom
-        if needed > available:
-            return Shortage(needed, max(0, available))
+        if needed > self._pool.num_available - revived - headroom:
+            return self._shortage(needed, headroom, revived)
         holding = self._holdings[request.request_id] = _Holding(chain=chain)
         for entry in chain:
             self._hold(holding, entry.block_id)
@@ -100,9 +99,8 @@ class PagedLayout:
             return None
         num_shared = self._num_blocks_for(num_shared_tokens)
         needed = self._num_blocks_for(request.num_tokens + 1) - num_shared_tokens // self.block_size
-        available = self._pool.num_available - headroom
-        if needed > available:
-            return Shortage(needed, max(0, available))
+        if needed > self._pool.num_available - headroom:
+            return self._shortage(needed, headroom)
         num_full = num_shared_tokens // self.block_size
         holding = self._holdings[request.request_id] = _Holding(
             chain=theirs.chain[:num_full], num_stored=num_shared_tokens, chain_ended=len(theirs.chain) < num_full
@@ -127,7 +125,7 @@ class PagedLayout:
         copies = num_tokens > 0 and first_written < len(table) and self._pool.refcount(table[first_written]) > 1
         needed = self._num_blocks_for(start + num_tokens) - len(table) + copies
         if needed > self._pool.num_available:
-            return Shortage(needed, self._pool.num_available)
+            return self._shortage(needed)
         if copies:
             self._copy_on_write(request.request_id, holding, first_written, start % self.block_size)
         elif num_tokens > 0 and first_written < len(table) and table[first_written] in self._index:
@@ -191,6 +189,10 @@ class PagedLayout:
             assert self._pool.is_cached(block_id) or (self._pool.refcount(block_id) and is_full), (
                 f"block {block_id} is findable but free or not full"
             )
+
+    def _shortage(self, needed: int, promised: int = 0, own_prefix: int = 0) -> Shortage:
+        available = max(0, self._pool.num_available - promised - own_prefix)
+        return Shortage(needed, available, self._pool.num_free, self._pool.num_cached, promised, own_prefix)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

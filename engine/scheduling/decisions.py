@@ -68,7 +68,15 @@ class Decisions:
     def short_of_blocks(self, request_id: int, shortage: Shortage) -> None:
         """Note that a request waits for blocks, and how many."""
         reason = WaitReason.NO_RUN if shortage.is_fragmented else WaitReason.NO_BLOCKS
-        self.waiting[request_id] = Wait(reason, shortage.needed_blocks, shortage.available_blocks)
+        self.waiting[request_id] = Wait(
+            reason,
+            shortage.needed_blocks,
+            shortage.available_blocks,
+            free_blocks=shortage.free_blocks,
+            cached_blocks=shortage.cached_blocks or None,
+            promised_blocks=shortage.promised_blocks or None,
+            own_prefix_blocks=shortage.own_prefix_blocks or None,
+        )
 
     def preempted(
         self, victim: Request, beneficiary: Request, lost_tokens: int, freed_blocks: int, available_blocks: int

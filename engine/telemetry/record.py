@@ -56,7 +56,14 @@ class Wait:
     """Free blocks plus cached ones that could be evicted, less those that running requests will need next; for NO_RUN
     the longest free run."""
     behind: int | None = None
-    """The request that stands before it."""
+    """The request that stands before it; for NO_BLOCKS the one that its blocks were just taken for."""
+    free_blocks: int | None = None
+    cached_blocks: int | None = None
+    """Of NO_BLOCKS and NO_RUN: what there was when the blocks were asked for."""
+    promised_blocks: int | None = None
+    """Of those, blocks that running requests will need next: all for their tokens so far, one each to grow into."""
+    own_prefix_blocks: int | None = None
+    """Of the cached ones, those that hold its own prefix: it would use them, not have them evicted."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, without what does not apply."""

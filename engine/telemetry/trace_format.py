@@ -7,7 +7,8 @@ Owns the schema, version `SCHEMA_VERSION`. A trace is JSON lines:
     {"step": {…}, "inputs": […], "tokens": {…}}                     one step: its record and its journal entry
     {"end": "why nothing follows"}                                  the last line, if recording ended in order
 
-A record's empty fields are left out. No line holds a token or a text that somebody typed: prompts and answers are
+A record's empty fields are left out, and so a field that came later (the counts of a `Wait`) is one that an older trace
+leaves out: it needs no new version. No line holds a token or a text that somebody typed: prompts and answers are
 numbers that say who shares a prefix with whom (`engine.telemetry.prefix_numbers`), and the digests of prefixes begin
 with a secret of the engine's own (`engine.kv.prefix_index`). Never knows files.
 """
@@ -210,7 +211,10 @@ def _cached(value: Any) -> dict[int, str]:
 
 
 _TIMES = [item.name for item in dataclasses.fields(StepTimes)]
-_WAIT = {"reason": _choice(WaitReason), "needed_blocks": whole, "available_blocks": whole, "behind": whole}
+_WAIT: dict[str, checked.Reader[Any]] = {
+    "reason": _choice(WaitReason),
+    **{item.name: whole for item in dataclasses.fields(Wait) if item.name != "reason"},
+}
 _ARRIVAL = {
     "request_id": whole,
     "prompt": _many(pair(whole, whole)),

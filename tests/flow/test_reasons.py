@@ -37,11 +37,35 @@ def test_reason_no_blocks_tells_how_many_and_the_next_one_stands_behind() -> Non
     assert wait is not None
     assert wait.reason == WaitReason.NO_BLOCKS
     assert (wait.needed_blocks, wait.available_blocks) == (3, 8 - 6)  # the first one needs 6 for its 20 + 1 tokens
+    assert (wait.free_blocks, wait.promised_blocks) == (8, 6)  # nothing was written yet: the 6 are promised
     behind = driver.wait(third)
     assert behind is not None
     assert (behind.reason, behind.behind) == (WaitReason.BEHIND, second.request_id)
     driver.run()
     assert_right(driver)
+
+
+def test_what_cannot_be_given_is_explained_to_the_last_block() -> None:
+    """Free and cached, less what the running ones will take and what the request would use itself."""
+    seen = set()
+    for seed in range(6):
+        driver = full_engine(num_blocks=14, max_num_seqs=6, prefix_caching=True)
+        driver.one(range(9), 1)  # leaves two cached blocks, with which the next ones begin
+        driver.run()
+        for number, length in enumerate((12, 1, 5, 9, 3)):
+            driver.one([*range(8), *range(20 * number, 20 * number + length + seed)], 12)
+        while driver.engine.scheduler.unfinished:
+            driver.steps(1)
+            for wait in driver.records[-1].waiting.values():
+                if wait.reason is not WaitReason.NO_BLOCKS or wait.needed_blocks is None:
+                    continue
+                assert wait.free_blocks is not None
+                kept = (wait.promised_blocks or 0) + (wait.own_prefix_blocks or 0)
+                left = wait.free_blocks + (wait.cached_blocks or 0) - kept
+                assert wait.available_blocks == max(0, left) < wait.needed_blocks
+                names = ("cached_blocks", "promised_blocks", "own_prefix_blocks")
+                seen |= {name for name in names if getattr(wait, name)}
+    assert seen == {"cached_blocks", "promised_blocks", "own_prefix_blocks"}
 
 
 def test_reason_no_run_although_enough_blocks_are_free() -> None:

@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.replay import decisions, replay
+from engine.replay import compare, decisions, replay
 from engine.scheduling.sampling_params import SamplingParams
 from engine.serving.service import EngineService
 from engine.settings import EngineSettings
 from engine.simulated_runner import SimulatedClock, SimulatedRunner
 from engine.telemetry import trace as trace_module
 from engine.telemetry.checked import TraceError
-from engine.telemetry.record import EventKind
+from engine.telemetry.record import EventKind, Wait
 from engine.telemetry.trace import TraceRecorder, iter_jsonl, iter_perfetto
 from engine.telemetry.trace_file import TraceReader, load
 from tests.flow.traced_runs import SHARING, run, save, trace_text
@@ -83,6 +84,21 @@ def test_a_decision_that_was_changed_is_named(tmp_path: Path, field: str, value:
     assert difference is not None
     assert (difference.step, difference.what) == (9, field)
     assert f"step 9, {field}" in str(difference)
+
+
+def test_a_trace_from_before_shortages_were_explained_replays_and_a_wrong_explanation_is_found():
+    later = ("free_blocks", "cached_blocks", "promised_blocks", "own_prefix_blocks")
+    records = run(5, settings=replace(SHARING, num_blocks=24))[1]
+    record = next(record for record in records if any(map(_is_explained, record.waiting.values())))
+    old = {rid: replace(wait, **dict.fromkeys(later)) for rid, wait in record.waiting.items()}
+    assert compare(replace(record, waiting=old), record) is None
+    wrong = {rid: replace(wait, free_blocks=99) for rid, wait in record.waiting.items()}
+    assert compare(record, record) is None
+    assert str(compare(replace(record, waiting=wrong), record)).startswith(f"step {record.step}, waiting: ")
+
+
+def _is_explained(wait: Wait) -> bool:
+    return wait.free_blocks is not None
 
 
 def test_a_missing_arrival_is_found(tmp_path: Path):

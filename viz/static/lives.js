@@ -1,6 +1,8 @@
 // Each request's life, told from frames: when it waited and why, was read, answered, was thrown out, ended.
 // Pure: no DOM. Times are seconds of the engine's clock.
 
+import { waitOf } from "./wire.js";
+
 const RESUMED = "preempted";
 
 /** One request: what is known of it and its stretches of time. */
@@ -99,7 +101,7 @@ export class Lives {
     for (const id of frame.activeDecode) this.of(id, frame).extend("decode", frame);
     for (const id of frame.pendingPrefill) {
       if (frame.tokens.has(id)) continue;
-      const wait = frame.waiting.get(id) ?? frame.waitDefault;
+      const wait = waitOf(frame, id);
       const life = this.of(id, frame);
       const reason = wait ? wait.reason : "behind";
       this.wait(life, frame, reason, life.queue === null ? "queue" : life.wasPreempted ? RESUMED : "stall");

@@ -28,13 +28,11 @@ function entries(object) {
   return object ? Object.entries(object).map(([id, value]) => [Number(id), value]) : [];
 }
 
-function toWait([reason, needed, available, behind]) {
-  return {
-    reason,
-    needed_blocks: needed ?? undefined,
-    available_blocks: available ?? undefined,
-    behind: behind ?? undefined,
-  };
+/** `Wait` of engine/telemetry/record.py, field by field. */
+const WAIT = ["reason", "needed_blocks", "available_blocks", "behind", "free_blocks", "cached_blocks", "promised_blocks", "own_prefix_blocks"];
+
+function toWait(values) {
+  return Object.fromEntries(WAIT.map((name, i) => [name, values[i] ?? undefined]));
 }
 
 function waits(raw, before) {
@@ -114,10 +112,20 @@ export function expand(raw, before, map) {
   };
 }
 
-/** Why `id` waited in `frame`, or null if it ran, or was not there. */
+/** Reasons that everybody in the queue shares; all others are those of the first, and the rest stands behind it. */
+const FOR_ALL = new Set(["behind", "batch_closed", "cohort_forming", "draining", "paused"]);
+
+/**
+ * Why `id` waited in `frame`, or null if it ran, or was not there. A record gives the whole queue the reason of the first
+ * (no slot, say) until there is room and the first lacks memory: then that is its own. Whoever stands behind it stands in
+ * line all the while.
+ */
 export function waitOf(frame, id) {
   if (frame.tokens.has(id)) return null;
   const own = frame.waiting.get(id);
   if (own) return own;
-  return frame.pendingPrefill.includes(id) ? frame.waitDefault : null;
+  if (!frame.pendingPrefill.includes(id)) return null;
+  if (!frame.waitDefault || FOR_ALL.has(frame.waitDefault.reason)) return frame.waitDefault;
+  const first = frame.pendingPrefill.find((other) => !frame.tokens.has(other) && !frame.waiting.has(other));
+  return id === first ? frame.waitDefault : { reason: "behind", behind: first };
 }

@@ -52,8 +52,8 @@ def test_enough_free_blocks_but_no_run() -> None:
     for request_id in (0, 2, 4, 5, 8):
         kv.release(request_id)
     assert kv.external_fragmentation == pytest.approx(1 - 2 / 5)
-    assert admit(kv, 20, 3) == Shortage(3, 2, is_fragmented=True)
-    assert admit(kv, 20, 6) == Shortage(6, 5, is_fragmented=False)
+    assert admit(kv, 20, 3) == Shortage(3, 2, free_blocks=5, is_fragmented=True)
+    assert admit(kv, 20, 6) == Shortage(6, 5, free_blocks=5)
     assert not kv.holds(20)
     assert isinstance(admit(kv, 20, 2), Admission)
 

@@ -43,7 +43,7 @@ def test_all_or_nothing_when_blocks_are_short() -> None:
     admit(kv, request)
     write(kv, request)
     request.output_token_ids = list(range(50))
-    assert kv.extend(request, 12) == Shortage(3, 2)
+    assert kv.extend(request, 12) == Shortage(3, 2, 2)
     assert blocks(kv, request) == [0]
     assert kv.extend(request, 8) is None
 
@@ -51,9 +51,9 @@ def test_all_or_nothing_when_blocks_are_short() -> None:
 def test_admission_leaves_what_was_promised_to_others() -> None:
     kv = PagedLayout(8, 4)
     request = a_request(PROMPT[:8])  # 8 tokens and the next one: three blocks
-    assert kv.admit(request, 6) == Shortage(3, 2)
+    assert kv.admit(request, 6) == Shortage(3, 2, free_blocks=8, promised_blocks=6)
     assert not kv.holds(request.request_id)
-    assert kv.admit(request, 9) == Shortage(3, 0)
+    assert kv.admit(request, 9) == Shortage(3, 0, free_blocks=8, promised_blocks=9)
     assert admit(kv, request, 5) == Admission(0, 0)
 
 
@@ -145,7 +145,7 @@ def test_hits_do_not_count_as_available_twice() -> None:
     kv.release(run(kv, PROMPT[:16]).request_id)
     assert (kv.num_cached_blocks, kv.num_free_blocks) == (4, 1)
     longer = a_request((*PROMPT[:16], *range(50, 58)))  # 25 tokens with the next one: 7 blocks, 4 of them found
-    assert kv.admit(longer, 0) == Shortage(3, 1)
+    assert kv.admit(longer, 0) == Shortage(3, 1, free_blocks=1, cached_blocks=4, own_prefix_blocks=4)
     assert (kv.num_cached_blocks, kv.num_free_blocks) == (4, 1)
     assert admit(kv, a_request((*PROMPT[:16], 50))) == Admission(16, 4)
     kv.check()

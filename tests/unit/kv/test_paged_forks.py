@@ -125,7 +125,7 @@ def test_a_fork_that_finds_no_block_for_its_copy_waits() -> None:
     kv = PagedLayout(6, 4)
     parent = run(kv, PROMPT[:18])
     child = a_request(PROMPT[:18])
-    assert kv.fork(child, parent, 1) == Shortage(1, 0)
+    assert kv.fork(child, parent, 1) == Shortage(1, 0, free_blocks=1, promised_blocks=1)
     assert not kv.holds(child.request_id)
     child = fork(kv, parent)
     assert kv.extend(child, 1) is None

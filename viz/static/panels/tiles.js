@@ -54,6 +54,7 @@ export class Tiles {
       const rest = waiting - frame.waiting.size;
       if (rest > 0) reasons.set(frame.waitDefault.reason, (reasons.get(frame.waitDefault.reason) ?? 0) + rest);
     }
+    if (reasons.size > 1) reasons.delete("behind"); // what the first waits for, the others wait for too
     const [top] = [...reasons].sort((a, b) => b[1] - a[1]);
     return top ? this.view.waitShort(top[0]) : "";
   }

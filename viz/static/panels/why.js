@@ -131,11 +131,8 @@ export class Why {
 
   /** What has to happen before a waiting request can go on. */
   wayOut(wait, id, frame) {
-    const { memory } = frame;
     const lines = [];
     if (wait.reason === "no_blocks" || wait.reason === "no_run") {
-      const own = memory.free + memory.cached > (wait.available_blocks ?? 0) && wait.reason === "no_blocks";
-      lines.push(`The pool has ${count(memory.free, "free block")} and ${number(memory.cached)} cached${own ? "; fewer can be given, because others took some in this step or it is to use some of them again itself" : " that could be evicted"}.`);
       const next = this.nextToEnd(frame, id);
       if (next) lines.push(`${label(next.id)} will free ${count(next.blocks, "block")} when it ends${next.left === null ? "" : `, after at most ${count(next.left, "more token")}`}.`);
     } else if (wait.reason === "no_slot" || wait.reason === "batch_closed") {
