@@ -35,7 +35,8 @@ REFUSALS = (ValueError, QueueFull, EngineDead)
 """What the service and the tokenizer raise when they say no: invalid, no chat template, queue full, engine down."""
 
 Answer = dict[str, Any]
-"""One answer as the browser draws it: text, phase (waiting, answering, done), note, request, error, metrics."""
+"""One answer as the browser draws it: text, phase (waiting, answering, done), note, request, error, metrics, and
+has_earlier: whether its prompt holds earlier messages too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,13 @@ def messages_of(turns: Sequence[dict[str, Any]], system: str) -> list[dict[str, 
 
 def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Sequence[int]:
     """Token ids of a conversation. A base model without a chat template goes on from the bare last message."""
-    if getattr(tokenizer, "has_chat_template", True):
+    if _takes_conversations(tokenizer):
         return tokenizer.chat_tokens(list(messages))
     return tokenizer.encode(messages[-1]["content"], add_special_tokens=True)
+
+
+def _takes_conversations(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "has_chat_template", True))
 
 
 class Chat:
@@ -189,7 +194,11 @@ class Chat:
         shown = {"turns": [*turns, answer], "saved": saved}
         yield shown
         try:
-            prompt = prompt_tokens(self._tokenizer, messages_of(turns, settings.system))
+            messages = messages_of(turns, settings.system)
+            prompt = prompt_tokens(self._tokenizer, messages)
+            answer["has_earlier"] = _takes_conversations(self._tokenizer) and any(
+                message["role"] == "assistant" for message in messages
+            )
             answer["client"] = client_name("chat")
             stream = self._service.submit(prompt, settings.params(), client=answer["client"])[0]
         except REFUSALS as error:

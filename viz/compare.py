@@ -22,7 +22,8 @@ from engine.telemetry.figures import Targets, figures_of
 from engine.telemetry.record import StepRecord
 from viz.chat import REFUSALS, in_words
 from viz.compare_presets import WORKLOADS
-from viz.compare_words import Side, cost_words, headline, reasons, table
+from viz.compare_words import Side, headline, reasons, table
+from viz.cost_words import cost_words
 
 if TYPE_CHECKING:
     from engine.serving.service import EngineService
@@ -120,13 +121,13 @@ class Comparison:
         self._is_measuring = True
         sides = []
         try:
-            for label, settings in (("A", asked.a), ("B", asked.b)):
+            for name, settings in zip(_names(asked.a, asked.b), (asked.a, asked.b), strict=True):
                 run = MeasuredRun()
                 changes = dict(asked.sizes) | dict(settings)
                 async for progress in measure(self._service, self._runner, workload, changes, run):
-                    yield {"status": f"{label}: {progress.finished} of {progress.total} finished; watch it live"}
+                    yield {"status": f"{name}: {progress.finished} of {progress.total} finished; watch it live"}
                 if self._runner.progress().stopped or not run.records:
-                    raise WorkloadError(f"stopped while {label} ran, so there is nothing to compare")
+                    raise WorkloadError(f"stopped while {name} ran, so there is nothing to compare")
                 sides.append(run.records)
         finally:
             self._is_measuring = False
@@ -142,37 +143,34 @@ class Comparison:
         names = _names(asked.a, asked.b)
         if not all(sides):
             raise WorkloadError("no request of this workload fits these sizes; raise the number of blocks")
-        a, b = (
-            Side(label, name, figures_of(records, asked.targets))
-            for label, name, records in zip("AB", names, sides, strict=True)
-        )
+        a, b = (Side(name, figures_of(records, asked.targets)) for name, records in zip(names, sides, strict=True))
         runs = []
         if self.add_run is not None:
             for side, records in zip((a, b), sides, strict=True):
-                runs.append({"id": self.add_run(records), "label": f"{side.label}: {side.name}"})
+                runs.append({"id": self.add_run(records), "label": side.name})
         return {
             "headline": f"{how}: {headline(a, b)}",
             "reasons": reasons(a, b, asked.targets),
             "basis": f"{_workload_words(asked, workload)} {basis}",
-            "labels": [f"{side.label}: {side.name}" for side in (a, b)],
-            "rows": table(a, b),
+            "labels": [*names, f"{b.name} ÷ {a.name}"],
+            "rows": table(a, b, asked.targets),
             "runs": runs,
         }
 
 
 def _names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
-    """Each side in the words of what differs between the two; everything, where nothing differs."""
-    differing = [key for key in a if a[key] != b[key]] or list(a)
-    return _name(a, differing), _name(b, differing)
+    """Each side in the words of what differs between the two; by their order, where nothing does."""
+    differing = [key for key in a if a[key] != b[key]]
+    return (_name(a, differing), _name(b, differing)) if differing else ("the first", "the second")
 
 
 def _name(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
     words = {
         "policy": POLICY_NAMES[settings["policy"]],
         "kv_layout": str(settings["kv_layout"]),
-        "prefix_caching": "sharing" if settings["prefix_caching"] else "no sharing",
+        "prefix_caching": "sharing on" if settings["prefix_caching"] else "sharing off",
     }
-    return ", ".join(words[key] for key in keys)
+    return " + ".join(words[key] for key in keys)
 
 
 def _workload_words(asked: CompareRequest, workload: Workload) -> str:

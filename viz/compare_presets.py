@@ -63,6 +63,17 @@ WORKLOADS: dict[str, Callable[[Mapping[str, Any]], WorkloadSpec]] = {
 }
 
 
+def pool_for(workload: str, typed: Mapping[str, int], engine: Mapping[str, int]) -> int:
+    """How many blocks to compare with once somebody has chosen `workload`: the preset's where it needs a small pool; as
+    many as the engine has again after such a one; else those typed."""
+    state = {**typed, "num_blocks": max(typed["num_blocks"], engine["num_blocks"])}
+    pools = {preset.title: preset.settings(state).get("num_blocks") for preset in presets.PRESETS}
+    small = pools.get(workload)
+    if small is not None:
+        return min(small, typed["num_blocks"])
+    return engine["num_blocks"] if typed["num_blocks"] in pools.values() else typed["num_blocks"]
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A comparison to start with. `sizes` are engine settings that make it visible, the same for both sides."""

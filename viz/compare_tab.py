@@ -13,7 +13,7 @@ import gradio as gr
 from engine.telemetry.figures import Targets
 from viz import panels
 from viz.compare import SIZES, CompareRequest, Comparison
-from viz.compare_presets import QUESTIONS, SETTING_KEYS, WORKLOADS, Question
+from viz.compare_presets import QUESTIONS, SETTING_KEYS, WORKLOADS, Question, pool_for
 from viz.controls import LAYOUTS, POLICIES, SHARING
 from viz.options import LONG, QUICK
 from viz.scripts import mount_script
@@ -64,7 +64,7 @@ def _inputs(state: Mapping[str, Any], locked: bool) -> dict[str, Any]:
     with gr.Row(equal_height=True):
         for side, settings in (("a", first.a), ("b", first.b)):
             with gr.Column(min_width=300, elem_classes="compare-side"):
-                name = side.upper()
+                name = {"a": "First", "b": "Second"}[side]
                 inputs[f"{side}_policy"] = gr.Radio(POLICIES, value=settings["policy"], label=f"{name}: batching")
                 inputs[f"{side}_kv_layout"] = gr.Radio(LAYOUTS, value=settings["kv_layout"], label=f"{name}: KV memory")
                 shares = "on" if settings["prefix_caching"] else "off"
@@ -97,6 +97,13 @@ def _wire(
             yield value, gr.skip() if runs is None else {"runs": runs}, gr.skip(), gr.skip()
         yield gr.skip(), gr.skip(), gr.update(interactive=True), gr.update(visible=False)
 
+    def show_pool(title: str, *sizes: Any) -> Any:
+        now = comparison.sizes_now()
+        typed = {key: int(value or now[key]) for key, value in zip(SIZES, sizes, strict=True)}
+        return pool_for(title, typed, now)
+
+    workload, num_blocks = inputs["workload"], inputs["num_blocks"]
+    workload.input(show_pool, [workload, *(inputs[key] for key in SIZES)], num_blocks, **QUICK)
     go.click(run, components, outputs, **LONG)
     stop.click(comparison.stop, None, None, **QUICK)
     for button, question in zip(buttons, QUESTIONS, strict=True):

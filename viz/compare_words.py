@@ -9,23 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.serving.cost_fit import CostFit
-from engine.simulated_runner import CostModel
 from engine.telemetry.figures import RunFigures, Targets
 from viz.words import seconds
 
 NOTEWORTHY = 0.05
 """Differences smaller than this are not called differences."""
 
-ROUGH_FIT = 0.3
-"""A fitted cost model whose typical error is larger than this says little about times."""
-
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two runs: its label ("A", "B"), its settings in words, and its figures."""
+    """One of the two runs: what sets it apart in words (no letter: letters are requests), and its figures."""
 
-    label: str
     name: str
     figures: RunFigures
 
@@ -69,7 +63,9 @@ ROWS: dict[str, _Row] = {
     "itl_p95_s": _Row("Time between tokens, 95th percentile", "", seconds, True),
     "itl_max_s": _Row("Longest gap in an answer", "", seconds, True),
     "queue_p50_s": _Row("Waiting in the queue, median", "", seconds, True),
-    "goodput_per_s": _Row("Goodput", "finished requests a second that met the targets", _two, False),
+    "goodput_per_s": _Row(
+        "Goodput", "requests a second with TTFT ≤ {ttft} and ITL ≤ {itl} (95th percentile of each)", _two, False
+    ),
     "peak_memory": _Row("Peak memory", "blocks owned, of the pool", _share, True),
     "internal_fragmentation": _Row("Reserved but unused", "internal fragmentation, mean over time", _share, True),
     "external_fragmentation": _Row("External fragmentation", "free, but not in one run; mean over time", _share, True),
@@ -78,16 +74,20 @@ ROWS: dict[str, _Row] = {
 }
 
 
-def table(a: Side, b: Side) -> list[dict[str, Any]]:
-    """One row a figure: name, help, the two values in words, B ÷ A, and which side is better ("a", "b" or None)."""
+def table(a: Side, b: Side, targets: Targets) -> list[dict[str, Any]]:
+    """One row a figure: name, help, the two values in words, b ÷ a, and which side is better ("a", "b" or None).
+
+    Goodput stands there with the targets it is measured by, and only where somebody met them."""
     rows = []
     for key, row in ROWS.items():
         left, right = getattr(a.figures, key), getattr(b.figures, key)
+        if key == "goodput_per_s" and not left and not right:
+            continue
         rows.append(
             {
                 "key": key,
                 "name": row.name,
-                "help": row.help,
+                "help": row.help.format(ttft=seconds(targets.ttft_s), itl=seconds(targets.itl_s)),
                 "a": "–" if left is None else row.show(left),
                 "b": "–" if right is None else row.show(right),
                 "ratio": f"{right / left:.2f} ×" if left and right is not None else "–",
@@ -107,6 +107,11 @@ def _differ(left: float, right: float) -> bool:
     return abs(left - right) > NOTEWORTHY * max(abs(left), abs(right))
 
 
+def _first(side: Side) -> str:
+    """The name of a side as a sentence begins with it."""
+    return side.name[0].upper() + side.name[1:]
+
+
 def headline(a: Side, b: Side) -> str:
     """The result in one sentence."""
     fast, slow = (a, b) if a.figures.makespan_s <= b.figures.makespan_s else (b, a)
@@ -116,7 +121,7 @@ def headline(a: Side, b: Side) -> str:
     if ratio < 1 + NOTEWORTHY:
         but = _first_difference(a, b)
         return f"Both take about as long ({times}){but or f', {steps}'}."
-    return f"{fast.label} ({fast.name}) is {ratio:.2f} times as fast: {times}, {steps}."
+    return f"{_first(fast)} is {ratio:.2f} times as fast: {times}, {steps}."
 
 
 def reasons(a: Side, b: Side, targets: Targets) -> list[str]:
@@ -139,12 +144,12 @@ def _waste(a: Side, b: Side) -> str:
     if not lost.wasted_slot_steps or not _differ(lost.wasted_slot_steps, kept.wasted_slot_steps):
         return ""
     sentence = (
-        f"{worse.label} computed {lost.wasted_slot_steps:,} rows for nothing, {_share(1 - lost.utilization)} of all "
+        f"{_first(worse)} computed {lost.wasted_slot_steps:,} rows for nothing, {_share(1 - lost.utilization)} of all "
         f"its rows: {lost.inactive_rows:,} for slots whose request had ended and {lost.padding_rows:,} of padding. "
     )
     if kept.wasted_slot_steps:
-        return f"{sentence}{better.label} wasted {kept.wasted_slot_steps:,}."
-    return f"{sentence}{better.label} wasted none: it gives a slot away as soon as its request ends, and never pads."
+        return f"{sentence}{_first(better)} wasted {kept.wasted_slot_steps:,}."
+    return f"{sentence}{_first(better)} wasted none: it gives a slot away as soon as its request ends, and never pads."
 
 
 def _reserved(a: Side, b: Side) -> str:
@@ -153,8 +158,8 @@ def _reserved(a: Side, b: Side) -> str:
     if left.internal_fragmentation - right.internal_fragmentation < NOTEWORTHY:
         return ""
     sentence = (
-        f"{worse.label} kept {_share(left.internal_fragmentation)} of the memory it owned reserved but unused, "
-        f"{better.label} {_share(right.internal_fragmentation)}"
+        f"{_first(worse)} kept {_share(left.internal_fragmentation)} of the memory it owned reserved but unused, "
+        f"{better.name} {_share(right.internal_fragmentation)}"
     )
     if left.most_at_once < right.most_at_once:
         return f"{sentence}; so at most {left.most_at_once} requests ran at once, against {right.most_at_once}."
@@ -166,8 +171,8 @@ def _sharing(a: Side, b: Side) -> str:
     if more.figures.prefix_hit_rate - less.figures.prefix_hit_rate < NOTEWORTHY:
         return ""
     return (
-        f"{more.label} found {_share(more.figures.prefix_hit_rate)} of all prompt tokens in the prefix cache and did "
-        f"not compute them again; {less.label} found {_share(less.figures.prefix_hit_rate)}."
+        f"{_first(more)} found {_share(more.figures.prefix_hit_rate)} of all prompt tokens in the prefix cache and did "
+        f"not compute them again; {less.name} found {_share(less.figures.prefix_hit_rate)}."
     )
 
 
@@ -176,8 +181,8 @@ def _preempted(a: Side, b: Side) -> str:
     if more.figures.num_preemptions == less.figures.num_preemptions:
         return ""
     return (
-        f"{more.label} ran out of blocks and threw requests out {more.figures.num_preemptions} times, to compute them "
-        f"again later; {less.label} {less.figures.num_preemptions} times."
+        f"{_first(more)} ran out of blocks and threw requests out {more.figures.num_preemptions} times, to compute "
+        f"them again later; {less.name} {less.figures.num_preemptions} times."
     )
 
 
@@ -193,8 +198,8 @@ def _gaps(a: Side, b: Side) -> str:
     if a.figures.itl_p50_s and b.figures.itl_p50_s:
         usual = f" (half of all gaps: {seconds(a.figures.itl_p50_s)} and {seconds(b.figures.itl_p50_s)})"
     return (
-        f"Once an answer flows, its longest pause between two tokens is {seconds(left)} under {a.label} and "
-        f"{seconds(right)} under {b.label}{usual}."
+        f"Once an answer flows, its longest pause between two tokens is {seconds(left)} under {a.name} and "
+        f"{seconds(right)} under {b.name}{usual}."
     )
 
 
@@ -210,7 +215,7 @@ def _first_difference(a: Side, b: Side) -> str:
         return ""
     key = max(ratios, key=lambda name: ratios[name])
     left, right = seconds(getattr(a.figures, key)), seconds(getattr(b.figures, key))
-    return f", but {felt[key]} is {left} under {a.label} ({a.name}) and {right} under {b.label} ({b.name})"
+    return f", but {felt[key]} is {left} under {a.name} and {right} under {b.name}"
 
 
 def _median(a: Side, b: Side, key: str, begin: str) -> str:
@@ -219,8 +224,8 @@ def _median(a: Side, b: Side, key: str, begin: str) -> str:
         return ""
     fast, slow = (a, b) if left < right else (b, a)
     return (
-        f"{begin} within {seconds(getattr(fast.figures, key))} under {fast.label}, "
-        f"within {seconds(getattr(slow.figures, key))} under {slow.label}."
+        f"{begin} within {seconds(getattr(fast.figures, key))} under {fast.name}, "
+        f"within {seconds(getattr(slow.figures, key))} under {slow.name}."
     )
 
 
@@ -230,27 +235,5 @@ def _goodput(a: Side, b: Side, targets: Targets) -> str:
         return ""
     return (
         f"With a first token within {seconds(targets.ttft_s)} and gaps under {seconds(targets.itl_s)} as the targets, "
-        f"{a.label} serves {left:.2f} good requests a second, {b.label} {right:.2f}."
+        f"{a.name} serves {left:.2f} good requests a second, {b.name} {right:.2f}."
     )
-
-
-def cost_words(model: CostModel, fit: CostFit | None) -> str:
-    """What a simulated step is taken to cost, where that comes from, and how far it can be trusted."""
-    costs = [
-        (model.step_s, "{} a step"),
-        (model.row_s, "{} for each token computed in it"),
-        (model.context_s, "{} for each pair of tokens that attention compares"),
-    ]
-    words = ", ".join(of.format(_duration(value)) for value, of in costs if value > 0)
-    if fit is None:
-        return f"{words}. That is assumed, until this machine has done some steps."
-    source = f"{words}, as fitted to this machine's last {fit.num_steps:,} steps."
-    if fit.median_error > ROUGH_FIT:
-        return f"{source} Times are rough on this machine just now: trust the steps."
-    return f"{source} The median step was {100 * fit.median_error:.0f} % off."
-
-
-def _duration(value: float) -> str:
-    if value >= 0.00095:
-        return seconds(value)
-    return f"{1e6 * value:.3g} µs" if value >= 0.95e-6 else f"{1e9 * value:.3g} ns"

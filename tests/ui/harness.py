@@ -87,8 +87,8 @@ def example_runs() -> dict[str, tuple[StepRecord, ...]]:
     settings = EngineSettings(max_num_seqs=4, num_blocks=64, policy="static", kv_layout="contiguous")
     other = settings.changed({"policy": "mixed", "kv_layout": "paged"})
     return {
-        "A: static, contiguous": simulate(workload, settings).records,
-        "B: continuous, paged": simulate(workload, other).records,
+        "static + contiguous": simulate(workload, settings).records,
+        "continuous + paged": simulate(workload, other).records,
     }
 
 

@@ -287,10 +287,10 @@ def test_a_stopped_comparison_says_so_and_leaves_no_pictures_of_the_one_before(t
     server.speaker.step_s = 0.2
     try:
         tab.page.click("#compare-go")
-        tab.page.wait_for_selector(".pg-compare:has-text('A: 0 of 8 finished')")
+        tab.page.wait_for_selector(".pg-compare:has-text('static: 0 of 8 finished')")
         assert tab.page.locator(".ep-two").count() == 0
         tab.page.click("#compare-stop")
-        tab.page.wait_for_selector(".pg-error:has-text('Stopped while A ran')")
+        tab.page.wait_for_selector(".pg-error:has-text('Stopped while static ran')")
     finally:
         server.speaker.step_s = 0.005
     wait_until(lambda: server.service.state()["policy"] == "mixed" and server.service.state()["max_num_seqs"] == 4)

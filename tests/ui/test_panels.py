@@ -181,7 +181,7 @@ def test_two_runs_side_by_side(stage: Stage, open_tab: Callable[..., Tab]) -> No
     tab = open_tab("/compare")
     tab.page.wait_for_selector(".ep-two")
     tab.page.wait_for_function("document.querySelectorAll('.ep-gantt .main-svg').length >= 2")
-    assert tab.page.locator(".ep-strip .ep-run").all_inner_texts() == ["A: static, contiguous", "B: continuous, paged"]
+    assert tab.page.locator(".ep-strip .ep-run").all_inner_texts() == ["static + contiguous", "continuous + paged"]
     tab.page.get_by_role("button", name="End").click()
     tab.page.wait_for_function(
         "[...document.querySelectorAll('.ep-strip .ep-headline')].map((n) => n.textContent.slice(0, 7)).join()"

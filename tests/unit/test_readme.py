@@ -70,3 +70,45 @@ def test_every_option_and_every_benchmark_it_names_exists():
     assert options
     assert [option for option in sorted(options) if option not in cli] == []
     assert set(re.findall(r"python -m engine\.bench (\S+)", README)) <= set(BENCHES)
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_a_newcomer_is_told_of_the_clone_the_download_and_the_two_cores_where_they_start():
+    start = section("Start")
+    clone = start.index("in a clone of this repository")
+    assert "`git clone`" in start
+    assert clone < start.index("pip install") < start.index("pip fetches PyTorch") < start.index("http://127.0.0.1")
+    assert "three minutes" in start
+    assert re.search(r"^> \*\*.*two cores.*`OMP_NUM_THREADS=1 python app.py`", start, re.MULTILINE)
+
+
+def test_what_to_try_first_names_every_tab_and_buttons_that_are_there():
+    from viz.compare_presets import QUESTIONS
+    from viz.lessons import LESSONS
+    from viz.presets import PRESETS
+
+    tries = section("Try this first")
+    page = (ROOT / "viz" / "page.py").read_text()
+    tabs = set(re.findall(r'^            with gr.Tab\("(\w+)"', page, re.MULTILINE))
+    assert tabs == {"Live", "Compare", "Lessons", "Replay"}
+    assert [tab for tab in sorted(tabs) if tab not in tries] == []
+    titles = {question.title for question in QUESTIONS} | {preset.title for preset in PRESETS}
+    titles |= set(
+        re.findall(r'Button\(\s*"([^"]+)"', "".join(path.read_text() for path in (ROOT / "viz").rglob("*.py")))
+    )
+    pressed = re.findall(r"(?:[Pp]ress|[Ss]end|Choose) \**([A-Z][^*]*)\*", tries)
+    assert len(pressed) >= 5
+    assert [title for title in pressed if title not in titles] == []
+    assert f"{('ten', 'eleven', 'twelve')[len(LESSONS) - 10]}, one idea each" in tries
+
+
+def test_prefix_sharing_is_on_from_the_start_as_it_says():
+    from engine.settings import EngineSettings
+
+    assert EngineSettings().prefix_caching
+    tries = section("Try this first")
+    assert "sharing is on from the start" in tries
+    assert "sharing on" not in tries.lower()

@@ -21,6 +21,7 @@ from engine.telemetry.record import EventKind, Wait, WaitReason
 from engine.text.tokenizer import Tokenizer
 from tests.http_server import wait_until
 from tests.tiny_models import save_tokenizer, token_ids
+from tests.unit.viz.javascript import run_js
 from viz import chat, wall
 from viz.chat import Chat, ChatSettings, client_name
 from viz.wall import Wall
@@ -122,6 +123,20 @@ def test_the_conversation_so_far_and_the_system_prompt_are_part_of_the_prompt(
         ]
     )
     assert second["turns"][-1]["metrics"]["num_prompt_tokens"] == len(expected)
+    assert [turn["has_earlier"] for turn in second["turns"] if turn["role"] == "assistant"] == [False, True]
+
+
+def test_a_prompt_that_holds_earlier_messages_says_so() -> None:
+    said = run_js(
+        """
+        const { noteTurns, promptWords } = await load("conversation.js");
+        noteTurns([{ request: 1, has_earlier: false }, { role: "user" }, { request: 2, has_earlier: true }]);
+        const first = [1, 2, 3].map((id) => promptWords(id, 308));
+        noteTurns([{ request: 2 }]);
+        return [...first, promptWords(2, 1)];
+        """
+    )
+    assert said == ["308 tokens", "308 tokens, earlier messages included", "308 tokens", "1 token"]
 
 
 def test_text_is_passed_on_as_it_is(service: EngineService, tokenizer: Tokenizer, speaker: Speaker) -> None:

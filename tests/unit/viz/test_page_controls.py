@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,9 @@ from engine.simulated_runner import CostModel, SimulatedClock, SimulatedRunner
 from engine.telemetry.figures import RunFigures, Targets, figures_of
 from viz import compare_tab, controls, header, security
 from viz.compare import SIZES, CompareRequest, Comparison
-from viz.compare_presets import QUESTIONS, WORKLOADS, Question
-from viz.compare_words import ROWS, Side, cost_words, headline, reasons, table
+from viz.compare_presets import QUESTIONS, WORKLOADS, Question, pool_for
+from viz.compare_words import ROWS, Side, headline, reasons, table
+from viz.cost_words import cost_words
 from viz.load_panel import LoadPanel
 from viz.presets import PRESETS, Preset
 
@@ -226,10 +228,10 @@ def test_the_scheduler_example_is_32_against_20_steps(service: EngineService) ->
     value = result(Comparison(service, LoadRunner(service, range(9)), False), ask(QUESTIONS[0]))
     steps = by_key(value)["num_steps"]
     assert (steps["a"], steps["b"], steps["better"]) == ("32", "20", "b")
-    assert value["headline"].startswith("Simulated: B (continuous)")
+    assert value["headline"].startswith("Simulated: Continuous is 1.68 times as fast")
     assert "20 steps against 32" in value["headline"]
     assert "prompts of 1 token, answers of 4 to 16 tokens;" in value["basis"]
-    assert value["labels"] == ["A: static", "B: continuous"]
+    assert value["labels"] == ["static", "continuous", "continuous ÷ static"]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
@@ -237,7 +239,7 @@ def test_every_question_has_an_answer_that_differs(service: EngineService, quest
     value = result(Comparison(service, LoadRunner(service, range(9)), False), ask(question))
     assert value["headline"]
     assert value["reasons"], "a question whose two sides do not differ shows nothing"
-    assert len(value["rows"]) == len(ROWS)
+    assert {row["key"] for row in value["rows"]} | {"goodput_per_s"} == set(ROWS)
 
 
 def test_the_waste_of_contiguous_is_told_with_its_share(service: EngineService) -> None:
@@ -252,7 +254,7 @@ def test_runs_are_handed_to_the_panels(service: EngineService) -> None:
     kept: list[int] = []
     comparison.add_run = lambda records: f"run{kept.append(len(records)) or len(kept)}"
     value = result(comparison, ask(QUESTIONS[0]))
-    assert value["runs"] == [{"id": "run1", "label": "A: static"}, {"id": "run2", "label": "B: continuous"}]
+    assert value["runs"] == [{"id": "run1", "label": "static"}, {"id": "run2", "label": "continuous"}]
     assert kept == [32, 20]
 
 
@@ -311,19 +313,67 @@ def test_a_cost_model_is_told_in_plain_units(error: float, words: str) -> None:
 
 
 def test_equal_runs_are_not_called_different() -> None:
-    a, b = Side("A", "paged", figures()), Side("B", "contiguous", figures())
+    a, b = Side("paged", figures()), Side("contiguous", figures())
     assert headline(a, b).startswith("Both take about as long")
     assert reasons(a, b, Targets()) == []
-    assert all(row["better"] is None for row in table(a, b))
+    assert all(row["better"] is None for row in table(a, b, Targets()))
 
 
 def test_a_ratio_without_a_ground_is_a_dash() -> None:
-    a, b = Side("A", "x", figures(num_preemptions=0)), Side("B", "y", figures(num_preemptions=3))
-    (row,) = (row for row in table(a, b) if row["key"] == "num_preemptions")
+    a, b = Side("x", figures(num_preemptions=0)), Side("y", figures(num_preemptions=3))
+    (row,) = (row for row in table(a, b, Targets()) if row["key"] == "num_preemptions")
     assert (row["a"], row["b"], row["ratio"], row["better"]) == ("0", "3", "–", "a")
-    missing = Side("B", "y", figures(itl_p50_s=None))
-    (row,) = (row for row in table(a, missing) if row["key"] == "itl_p50_s")
+    missing = Side("y", figures(itl_p50_s=None))
+    (row,) = (row for row in table(a, missing, Targets()) if row["key"] == "itl_p50_s")
     assert (row["b"], row["ratio"], row["better"]) == ("–", "–", None)
+
+
+@pytest.mark.parametrize(
+    ("b", "names"),
+    [
+        ({"policy": "mixed"}, ("static", "continuous")),
+        ({"prefix_caching": False}, ("sharing on", "sharing off")),
+        ({"policy": "mixed", "kv_layout": "contiguous"}, ("static + paged", "continuous + contiguous")),
+        ({}, ("the first", "the second")),
+    ],
+)
+def test_runs_are_named_by_what_differs_and_never_by_a_letter_as_requests_are(
+    service: EngineService, b: dict[str, Any], names: tuple[str, str]
+) -> None:
+    one = {"policy": "static", "kv_layout": "paged", "prefix_caching": True}
+    value = result(Comparison(service, LoadRunner(service, range(9)), False), ask(QUESTIONS[0], a=one, b=one | b))
+    assert value["labels"] == [*names, f"{names[1]} ÷ {names[0]}"]
+    said = " ".join([value["headline"], *value["reasons"], *value["labels"]])
+    assert re.findall(r"\b[AB]\b", said) == []
+
+
+@pytest.mark.parametrize(("left", "right", "is_shown"), [(0.0, 0.0, False), (0.0, 1.5, True), (2.0, 2.0, True)])
+def test_goodput_names_its_targets_and_is_left_out_where_nobody_met_them(
+    left: float, right: float, is_shown: bool
+) -> None:
+    sides = [Side(name, figures(goodput_per_s=value)) for name, value in (("x", left), ("y", right))]
+    rows = [row for row in table(*sides, Targets(ttft_s=1.5, itl_s=0.05)) if row["key"] == "goodput_per_s"]
+    assert bool(rows) == is_shown
+    assert all("TTFT ≤ 1.50 s and ITL ≤ 50 ms" in row["help"] for row in rows)
+
+
+def test_choosing_memory_pressure_takes_the_pool_that_makes_it() -> None:
+    typed = {"block_size": 16, "num_blocks": 512, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    assert pool_for("Memory pressure", typed, typed) == 96
+    assert pool_for("Memory pressure", typed | {"block_size": 32}, typed) == 48
+    assert pool_for("Memory pressure", typed | {"num_blocks": 40}, typed) == 40
+    assert pool_for("Memory pressure", typed, typed | {"num_blocks": 96}) == 96
+    assert pool_for("A burst", typed | {"num_blocks": 96}, typed) == 512
+    assert pool_for("A burst", typed | {"num_blocks": 200}, typed) == 200
+    assert pool_for(QUESTIONS[0].workload, typed, typed) == 512
+
+
+def test_memory_pressure_in_the_comparison_preempts(service: EngineService) -> None:
+    sizes = {key: state()[key] for key in SIZES} | {"num_blocks": 512, "max_num_seqs": 16}
+    sizes["num_blocks"] = pool_for("Memory pressure", sizes, sizes)
+    asked = ask(QUESTIONS[1], workload="Memory pressure", sizes=sizes)
+    value = result(Comparison(service, LoadRunner(service, range(9)), False), asked)
+    assert by_key(value)["num_preemptions"]["b"] != "0"
 
 
 def test_what_was_typed_becomes_a_request_and_emptied_fields_do_not_break_it() -> None:

@@ -1,6 +1,7 @@
 // The conversation: turns, copy, regenerate, and switching between conversations. All of it lives in the component's
 // value in this page, {turns, saved}; the server keeps none of it.
 
+import { noteTurns } from "../conversation.js";
 import { el } from "../dom.js";
 import { button, drawAnswer, followTheme } from "./answers.js";
 
@@ -34,6 +35,7 @@ function change(view, changes) {
 function draw(view) {
   const { turns, saved } = valueOf(view);
   const { log } = view;
+  noteTurns(turns);
   const sticks = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
   const shape = JSON.stringify([turns.length, saved.length, isBusy(turns), turns.map((turn) => turn.role === "user" && turn.text)]);
   if (shape !== view.shape) {

@@ -25,7 +25,7 @@ function parts(value) {
 
 function table({ labels, rows }) {
   const first = el("th", { scope: "col" }, el("span", { class: "pg-sr" }, "Figure"));
-  const head = el("tr", {}, first, ...[...labels, "B ÷ A"].map((text) => el("th", { scope: "col" }, text)));
+  const head = el("tr", {}, first, ...labels.map((text) => el("th", { scope: "col" }, text)));
   const body = rows.map((row) =>
     el(
       "tr",

@@ -1,5 +1,6 @@
 // Why? For the selected request, or for the step as a whole: the record's reasons in plain words, with the numbers.
 
+import { promptWords } from "../conversation.js";
 import { waitOf } from "../wire.js";
 import { el, Panel, setText } from "../dom.js";
 import { inkOn } from "../theme.js";
@@ -99,12 +100,12 @@ export class Why {
     const lines = [this.nowWords(life, frame)];
     const lost = this.thrownOut(life, frame);
     if (lost) lines.unshift(`${label(life.id)} was ${this.view.eventWords(lost)} (step ${number(lost.step)}).`);
-    const sizes = [life.promptTokens !== null && `a prompt of ${count(life.promptTokens, "token")}`, life.maxTokens !== null && `an answer of up to ${count(life.maxTokens, "token")}`].filter(Boolean);
+    const sizes = [life.promptTokens !== null && `a prompt of ${promptWords(life.id, life.promptTokens)}`, life.maxTokens !== null && `an answer of up to ${count(life.maxTokens, "token")}`].filter(Boolean);
     const wait = waitOf(frame, life.id);
     if (wait) lines.push(...this.wayOut(wait, life.id, frame));
     if (life.ttft !== null && life.firstTokenAt <= frame.end) lines.push(this.ttftWords(life));
     else if (life.waits.size) lines.push(`So far it waited for: ${this.waitsWords(life)}.`);
-    if (sizes.length) lines.push(`It brought ${sizes.join(" and asks for ")}.`);
+    if (sizes.length) lines.push(`It brought ${sizes.join("; it asks for ")}.`);
     return lines;
   }
 
