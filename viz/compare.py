@@ -15,7 +15,7 @@ from engine.serving.cost_fit import fit_cost_model
 from engine.serving.load import LoadBusy, LoadRunner
 from engine.serving.measured_run import MeasuredRun, measure
 from engine.serving.simulate import simulate
-from engine.serving.workload import Arrivals, Workload, WorkloadError, generate
+from engine.serving.workload import Arrivals, Workload, WorkloadError, WorkloadSpec, generate
 from engine.settings import EngineSettings
 from engine.simulated_runner import CostModel
 from engine.telemetry.figures import Targets, figures_of
@@ -24,6 +24,7 @@ from viz.chat import REFUSALS, in_words
 from viz.compare_presets import WORKLOADS
 from viz.compare_words import Side, headline, reasons, table
 from viz.cost_words import cost_words
+from viz.served import SERVED, served_here
 
 if TYPE_CHECKING:
     from engine.serving.service import EngineService
@@ -59,6 +60,8 @@ class Comparison:
         self._runner = runner
         self._locked = locked
         self._is_measuring = False
+        self._own: set[tuple[str, int]] = set()
+        """(epoch, id) of the requests that measured comparisons sent: nobody means these by "just served"."""
         self.add_run: Callable[[Sequence[StepRecord]], str] | None = None
 
     async def run(self, asked: CompareRequest) -> AsyncIterator[dict[str, Any]]:
@@ -85,15 +88,24 @@ class Comparison:
 
     def _workload(self, asked: CompareRequest) -> Workload:
         state = dict(self._service.state()) | dict(asked.sizes)
-        if asked.workload not in WORKLOADS:
+        if asked.workload == SERVED:
+            spec = self._served(state["max_model_len"])
+        elif asked.workload in WORKLOADS:
+            spec = WORKLOADS[asked.workload](state)
+        else:
             raise WorkloadError("choose one of the workloads")
-        spec = replace(WORKLOADS[asked.workload](state), seed=asked.seed)
+        spec = replace(spec, seed=asked.seed)
         if spec.num_requests > MAX_REQUESTS:
             raise WorkloadError(
                 f"a comparison takes at most {MAX_REQUESTS} requests, and this workload has {spec.num_requests} with "
                 f"{state['max_num_seqs']} slots; set fewer slots"
             )
         return generate(spec)
+
+    def _served(self, max_model_len: int) -> WorkloadSpec:
+        steps = self._service.steps()
+        own = frozenset(request_id for epoch, request_id in self._own if epoch == steps.epoch)
+        return served_here(steps.records, max_model_len, without=own)
 
     async def _simulated(self, asked: CompareRequest, workload: Workload) -> dict[str, Any]:
         fit = fit_cost_model(self._service.steps().records)
@@ -129,6 +141,7 @@ class Comparison:
                 if self._runner.progress().stopped or not run.records:
                     raise WorkloadError(f"stopped while {name} ran, so there is nothing to compare")
                 sides.append(run.records)
+                self._own |= {(state["epoch"], request_id) for request_id in self._runner.request_numbers}
         finally:
             self._is_measuring = False
             await asyncio.to_thread(self._service.control, before)
@@ -181,7 +194,7 @@ def _workload_words(asked: CompareRequest, workload: Workload) -> str:
         Arrivals.POISSON: f"{workload.spec.rate_per_s:g} a second",
         Arrivals.BURST: "in bursts",
         Arrivals.CLOSED: "each user after an answer",
-        Arrivals.TRACE: "as scripted",
+        Arrivals.TRACE: "as they came" if asked.workload == SERVED else "as scripted",
     }[workload.spec.arrivals]
     return (
         f"{len(prompts)} requests ({come}), prompts of {_span(prompts)}, answers of "

@@ -17,6 +17,7 @@ from viz.compare_presets import QUESTIONS, SETTING_KEYS, WORKLOADS, Question, po
 from viz.controls import LAYOUTS, POLICIES, SHARING
 from viz.options import LONG, QUICK
 from viz.scripts import mount_script
+from viz.served import SERVED
 
 SIZE_LABELS = {
     "block_size": "Tokens a block",
@@ -57,7 +58,14 @@ def build(comparison: Comparison, state: Mapping[str, Any], locked: bool) -> Non
 def _inputs(state: Mapping[str, Any], locked: bool) -> dict[str, Any]:
     first = QUESTIONS[0]
     with gr.Row(equal_height=True):
-        workload = gr.Dropdown(list(WORKLOADS), value=first.workload, label="Workload", min_width=240, scale=2)
+        workload = gr.Dropdown(
+            [*WORKLOADS, SERVED],
+            value=first.workload,
+            label="Workload",
+            min_width=240,
+            scale=2,
+            elem_id="compare-workload",
+        )
         seed = gr.Number(0, precision=0, minimum=0, label="Seed", min_width=80)
         where = gr.Radio(WHERE, value="simulated", label="Run it", interactive=not locked, min_width=240, scale=2)
     inputs = {"workload": workload, "seed": seed, "where": where}

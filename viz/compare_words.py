@@ -192,7 +192,7 @@ def _first_token(a: Side, b: Side) -> str:
 
 def _gaps(a: Side, b: Side) -> str:
     left, right = a.figures.itl_max_s, b.figures.itl_max_s
-    if not left or not right or not _differ(left, right):
+    if not left or not right or not _differ(left, right) or seconds(left) == seconds(right):
         return ""
     usual = ""
     if a.figures.itl_p50_s and b.figures.itl_p50_s:

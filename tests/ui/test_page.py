@@ -279,6 +279,19 @@ def test_the_scheduler_example_shows_32_against_20(tab: Tab) -> None:
     assert row.locator("td").all_inner_texts()[1].startswith("20")
 
 
+def test_a_workload_that_needs_a_small_pool_takes_it(browser: Any, tmp_path: Path) -> None:
+    with serving_page(tmp_path, num_blocks=512) as server:
+        tab = Tab(browser, server.url)
+        tab.page.get_by_role("tab", name="Compare").click()
+        tab.page.locator("#compare-settings button").first.click()
+        blocks = "[...document.querySelectorAll('#compare-settings [aria-label=Blocks]')].at(-1).value"
+        for workload, shown in (("Memory pressure", "96"), ("A burst", "512")):
+            tab.page.locator("#compare-workload input").click()
+            tab.page.get_by_role("option", name=workload).click()
+            tab.page.wait_for_function(f"{blocks} === '{shown}'")
+        tab.context.close()
+
+
 def test_a_stopped_comparison_says_so_and_leaves_no_pictures_of_the_one_before(tab: Tab, server: PageServer) -> None:
     tab.page.get_by_role("tab", name="Compare").click()
     tab.press_until("#question-example", ".ep-two")

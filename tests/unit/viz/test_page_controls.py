@@ -319,6 +319,12 @@ def test_equal_runs_are_not_called_different() -> None:
     assert all(row["better"] is None for row in table(a, b, Targets()))
 
 
+def test_a_difference_that_cannot_be_read_is_not_told() -> None:
+    a, b = Side("paged", figures(itl_max_s=0.0026)), Side("contiguous", figures(itl_max_s=0.0034))
+    assert reasons(a, b, Targets()) == []
+    assert reasons(a, Side("contiguous", figures(itl_max_s=0.0036)), Targets()) != []
+
+
 def test_a_ratio_without_a_ground_is_a_dash() -> None:
     a, b = Side("x", figures(num_preemptions=0)), Side("y", figures(num_preemptions=3))
     (row,) = (row for row in table(a, b, Targets()) if row["key"] == "num_preemptions")
